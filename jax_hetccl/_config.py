@@ -1,0 +1,382 @@
+"""Settings: the only reader of `HETCCL_*` environment variables.
+
+`resolve` merges arguments (which win) with the environment, validates everything and reports all
+problems in one error. The resulting `Config` is immutable and is passed down; nothing below reads the
+environment again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax_hetccl._errors import ConfigError
+from jax_hetccl._secret import check_strength
+
+TRANSPORTS = ("auto", "shm", "tcp")
+PREFIX = "HETCCL_"
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}\Z")
+_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# The member index travels as u32 and each member holds a connection to every other one.
+_MAX_PROCESSES = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Validated settings of one process. Build it with `resolve`.
+
+    Attributes:
+      coordinator: `(host, port)` where the members meet.
+      clusters: `(name, processes)` of every cluster, in rank order.
+      cluster: index of this process's cluster in `clusters`.
+      process: index of this process in its cluster.
+      secret: the job's secret or None (loopback only). Never shown by `repr`.
+      axes: spanning axes and their global size, None where it is agreed at the first trace.
+      timeout: seconds a transfer may make no progress.
+      arrival_timeout: seconds a peer may take to reach the operation (it may still be compiling).
+      join_timeout: seconds to wait for all members to join.
+      transport: `"auto"`, `"shm"` or `"tcp"`.
+      socket_ifname: network interfaces in NCCL's syntax, or None.
+      port_range: inclusive `(low, high)` for every port this process listens on, or None.
+      bucket_mb: size of a gradient bucket in MB.
+      coordinator_external: True if nobody in this world may host the coordinator.
+    """
+
+    coordinator: tuple[str, int]
+    clusters: tuple[tuple[str, int], ...]
+    cluster: int
+    process: int
+    secret: str | None = dataclasses.field(default=None, repr=False)
+    axes: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    timeout: float = 60.0
+    arrival_timeout: float = 600.0
+    join_timeout: float = 300.0
+    transport: str = "auto"
+    socket_ifname: str | None = None
+    port_range: tuple[int, int] | None = None
+    bucket_mb: float = 4.0
+    coordinator_external: bool = False
+
+    @property
+    def cluster_name(self) -> str:
+        """The name of this process's cluster."""
+        return self.clusters[self.cluster][0]
+
+    @property
+    def member_name(self) -> str:
+        """This process as `cluster/process`, such as `left/0`."""
+        return f"{self.cluster_name}/{self.process}"
+
+    @property
+    def member_names(self) -> tuple[str, ...]:
+        """All members in order: clusters in order, then processes."""
+        return tuple(f"{name}/{p}" for name, count in self.clusters for p in range(count))
+
+    @property
+    def coordinator_text(self) -> str:
+        """The coordinator as `host:port`, with brackets around an IPv6 address."""
+        host, port = self.coordinator
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def loopback(self) -> bool:
+        """True if the coordinator is a loopback address: then nothing listens beyond this host."""
+        return is_loopback(self.coordinator[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether `host` is written as a loopback address (`localhost`, 127.0.0.0/8, `::1`).
+
+    A name is not looked up: many systems map their own host name to 127.0.1.1, which other machines
+    cannot use and which must therefore not relax any rule.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- parsers: text or Python value -> value; ValueError says what is wrong -------------------------
+
+
+def parse_coordinator(value: Any) -> tuple[str, int]:
+    """Parses `host:port`, `[ipv6]:port` or a `(host, port)` pair."""
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        host, port = value
+    else:
+        match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:\[\]\s]+)):(\d+)", str(value).strip())
+        if not match:
+            raise ValueError("expected host:port or [ipv6]:port")
+        host, port = match[1] or match[2], match[3]
+    if not 0 < int(port) < 65536:
+        raise ValueError("the port must be between 1 and 65535")
+    if host in ("0.0.0.0", "::", "*"):
+        raise ValueError("expected an address that every member can connect to, not a wildcard")
+    return str(host), int(port)
+
+
+def parse_clusters(value: Any) -> tuple[tuple[str, int], ...]:
+    """Parses `left:1,right:2`, `{"left": 1, "right": 2}` or `[("left", 1), ...]`."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, str):
+        pairs = []
+        for part in filter(None, (p.strip() for p in value.split(","))):
+            name, colon, count = part.partition(":")
+            pairs.append((name.strip(), count.strip() if colon else "1"))
+    else:
+        pairs = [(item, 1) if isinstance(item, str) else tuple(item) for item in value]
+    clusters = []
+    for name, count in pairs:
+        if not _NAME.match(str(name)):
+            raise ValueError(f"cluster name {name!r}: letters, digits, _ . - and at most 32 of them")
+        if not str(count).isdigit() or not 0 < int(count) <= _MAX_PROCESSES:
+            raise ValueError(
+                f"cluster {name}: the number of processes must be a positive integer, not {count!r}"
+            )
+        clusters.append((str(name), int(count)))
+    if not clusters:
+        raise ValueError("expected name:processes,name:processes,…")
+    names = [name for name, _ in clusters]
+    if len(set(names)) != len(names):
+        raise ValueError("every cluster needs a name of its own")
+    return tuple(clusters)
+
+
+def parse_axes(value: Any) -> dict[str, int | None]:
+    """Parses `data`, `data=8,expert`, `("data",)` or `{"data": 8, "expert": None}`."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        pairs = []
+        for part in filter(None, (str(p).strip() for p in parts)):
+            name, _, size = part.partition("=")
+            pairs.append((name.strip(), size.strip() or None))
+    axes: dict[str, int | None] = {}
+    for name, size in pairs:
+        if not isinstance(name, str) or not _AXIS.match(name):
+            raise ValueError(f"{name!r} is no axis name")
+        if name in axes:
+            raise ValueError(f"axis {name!r} is listed twice")
+        if size is not None and (not str(size).isdigit() or int(size) < 1):
+            raise ValueError(f"axis {name}: the size must be a positive integer, not {size!r}")
+        axes[name] = None if size is None else int(size)
+    return axes
+
+
+def parse_port_range(value: Any) -> tuple[int, int]:
+    """Parses `low-high` (inclusive) or a pair."""
+    low, high = value if isinstance(value, (tuple, list)) else str(value).split("-")
+    low, high = int(low), int(high)
+    if not 0 < low <= high < 65536:
+        raise ValueError("expected low-high with 1 <= low <= high <= 65535")
+    return low, high
+
+
+def _index(value: Any) -> int:
+    if not str(value).isdigit():
+        raise ValueError("expected 0, 1, 2, …")
+    return int(value)
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError("expected a positive number")
+    return number
+
+
+def _flag(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("1", "true", "yes", "0", "false", "no"):
+        raise ValueError("expected 1 or 0")
+    return text in ("1", "true", "yes")
+
+
+def _transport(value: Any) -> str:
+    if value not in TRANSPORTS:
+        near = difflib.get_close_matches(str(value), TRANSPORTS, 1)
+        raise ValueError(
+            f"expected one of {', '.join(TRANSPORTS)}" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    name: str
+    parse: Callable[[Any], Any]
+    help: str
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+_SETTINGS = (
+    _Setting("coordinator", parse_coordinator, "host:port where all processes meet"),
+    _Setting("clusters", parse_clusters, "name:processes,… in rank order, e.g. left:1,right:2"),
+    _Setting("cluster", str, "this process's cluster, by name or index"),
+    _Setting("process", _index, "this process's index in its cluster (default 0 if it has one process)"),
+    _Setting("secret", str, "the job's secret, from `hetccl secret` (without: loopback only)"),
+    _Setting("secret_file", str, "a file that holds the secret"),
+    _Setting("timeout", _positive, "seconds a transfer may make no progress (default 60)"),
+    _Setting("arrival_timeout", _positive, "seconds a peer may take to reach the operation (default 600)"),
+    _Setting("join_timeout", _positive, "seconds to wait for all members (default 300)"),
+    _Setting("transport", _transport, "auto, shm or tcp (default auto)"),
+    _Setting("socket_ifname", str, "interfaces to use: eth0 | =eth0 | ^docker0 | eth,ib (default: by route)"),
+    _Setting("axes", parse_axes, "spanning axes: name or name=size, comma separated"),
+    _Setting("port_range", parse_port_range, "low-high for all listening ports (default: any)"),
+    _Setting("bucket_mb", _positive, "size of a gradient bucket in MB (default 4)"),
+    _Setting("coordinator_external", _flag, "1 if only `hetccl coordinator` may host the coordinator"),
+)
+
+
+def variables() -> dict[str, str]:
+    """Returns every environment variable that jax_hetccl reads, with its one-line description."""
+    return {setting.env: setting.help for setting in _SETTINGS}
+
+
+def _listing() -> str:
+    width = max(len(setting.env) for setting in _SETTINGS)
+    lines = [f"  {setting.env:<{width}}  {setting.help}" for setting in _SETTINGS]
+    return "Valid settings (environment, or the argument of the same name in lower case):\n" + "\n".join(
+        lines
+    )
+
+
+def _gather(arguments: Mapping[str, Any], environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    known = {setting.name: setting for setting in _SETTINGS}
+    for name in arguments:
+        if name not in known:
+            problems.append(f"{name}: no such argument{_near(name, known)}")
+    envs = {setting.env for setting in _SETTINGS}
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in envs:
+            problems.append(f"{variable}: no such variable{_near(variable, envs)}")
+    values: dict[str, Any] = {}
+    for setting in _SETTINGS:
+        value, source = arguments.get(setting.name), setting.name
+        if value is None:
+            value, source = environ.get(setting.env) or None, setting.env
+        if value is None:
+            continue
+        try:
+            values[setting.name] = setting.parse(value)
+        except (TypeError, ValueError) as error:
+            shown = "" if setting.name == "secret" else f"={value!r}"
+            problems.append(f"{source}{shown}: {error}")
+            values[setting.name] = _WRONG
+    return values
+
+
+def _near(name: str, choices: Any) -> str:
+    close = difflib.get_close_matches(name, list(choices), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+_WRONG = object()  # given but unusable: already reported, so not reported as missing as well
+
+
+def _resolve_place(values: dict[str, Any], problems: list[str]) -> None:
+    """Turns the cluster's name into an index and checks the process's index."""
+    clusters, cluster = values.get("clusters"), values.get("cluster")
+    if clusters is None or clusters is _WRONG or cluster is None:
+        return
+    names = [name for name, _ in clusters]
+    if cluster in names:
+        values["cluster"] = index = names.index(cluster)
+    elif cluster.isdigit() and int(cluster) < len(names):
+        values["cluster"] = index = int(cluster)
+    else:
+        problems.append(
+            f"cluster={cluster!r}: not one of the clusters {', '.join(names)}{_near(cluster, names)}"
+        )
+        values["cluster"] = _WRONG
+        return
+    count = clusters[index][1]
+    if values.get("process") is None and count == 1:
+        values["process"] = 0
+    process = values.get("process")
+    if isinstance(process, int) and process >= count:
+        problems.append(f"process={process}: cluster {names[index]} has processes 0 to {count - 1}")
+
+
+def _resolve_secret(values: dict[str, Any], problems: list[str]) -> None:
+    path, given = values.pop("secret_file", None), values.get("secret")
+    if path is not None and path is not _WRONG:
+        if given is not None:
+            problems.append("secret and secret_file: give one of the two")
+            return
+        try:
+            given = values["secret"] = pathlib.Path(path).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(
+                f"secret_file={path!r}: cannot be read ({getattr(error, 'strerror', None) or error})"
+            )
+            values["secret"] = _WRONG
+            return
+    if isinstance(given, str):
+        try:
+            check_strength(given)
+        except ValueError as error:
+            problems.append(f"secret: {error}")
+    elif given is None:
+        coordinator = values.get("coordinator")
+        if isinstance(coordinator, tuple) and not is_loopback(coordinator[0]):
+            problems.append(
+                f"secret: needed, because the coordinator {coordinator[0]} is not a loopback address;"
+                " make one with `hetccl secret` and give it to every process"
+            )
+
+
+def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **arguments: Any) -> Config:
+    """Merges arguments and environment into a validated `Config`.
+
+    Args:
+      environ: the environment, `os.environ` by default.
+      member: False for a process that only hosts the coordinator: it has no cluster of its own.
+      **arguments: any setting by its lower-case name; None means not given. An argument wins over the
+        environment.
+
+    Returns:
+      The validated settings.
+
+    Raises:
+      ConfigError: lists every problem and all valid settings.
+
+    Example:
+      >>> config = resolve({}, coordinator="localhost:7000", clusters="left:1,right:1", cluster="right")
+      >>> config.member_name
+      'right/0'
+    """
+    problems: list[str] = []
+    values = _gather(arguments, os.environ if environ is None else environ, problems)
+    _resolve_place(values, problems)
+    _resolve_secret(values, problems)
+    if not member:
+        values["cluster"], values["process"] = 0, 0
+    for setting in _SETTINGS[:4]:
+        if values.get(setting.name) is None:
+            problems.append(f"{setting.env} is missing: {setting.help}")
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"jax_hetccl cannot start: {count} with the settings\n{listed}\n{_listing()}")
+    return Config(**values)
+
+
+def expand_sequence(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Splits a comma list into its non-empty parts."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(part.strip() for part in parts if part.strip())

@@ -1,0 +1,146 @@
+"""The world's data channels: opens outgoing ones, takes incoming ones, hands both to the engine."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jax_hetccl._errors import HetcclError
+from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
+from jax_hetccl.rendezvous.channels import Opener
+from jax_hetccl.rendezvous.control import ControlPlane
+from jax_hetccl.rendezvous.handshake import Claim
+
+_log = logging.getLogger(__name__)
+
+# Dialing waits for peers, not for our cores.
+_DIALERS = 8
+
+Pair = tuple[int, int]
+
+
+class Channels(AcceptorHooks):
+    """All channels of this process. Thread-safe.
+
+    Each direction of a pair of ranks is opened once, by the process that sends.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        control: ControlPlane,
+        opener: Opener,
+        acceptor: Acceptor,
+        owner: dict[int, int],
+        report: Callable[[str, str], None],
+    ) -> None:
+        """Starts to accept.
+
+        Args:
+          engine: gets the channels.
+          control: tells who is who.
+          opener: dials.
+          acceptor: accepts; closed with this object.
+          owner: rank to member index.
+          report: called with kind and message if an incoming channel cannot be used.
+        """
+        self._engine = engine
+        self._control = control
+        self._opener = opener
+        self._acceptor = acceptor
+        self._owner = owner
+        self._report = report
+        self._lock = threading.Lock()
+        self._outgoing: dict[Pair, concurrent.futures.Future[str]] = {}
+        self._incoming: dict[Pair, str] = {}
+        acceptor.start(self)
+
+    def ensure(self, pairs: Iterable[Pair]) -> None:
+        """Opens the channels `(src, dst)` whose `src` is local and that are not open yet; waits for them.
+
+        Raises:
+          RendezvousError: a peer cannot be reached. Other channels may have been opened; calling again
+            tries only the missing ones.
+        """
+        mine: list[Pair] = []
+        futures: list[concurrent.futures.Future[str]] = []
+        with self._lock:
+            for pair in dict.fromkeys(pairs):
+                src, dst = pair
+                for rank in pair:
+                    if rank not in self._owner:
+                        raise ValueError(f"there is no rank {rank} in a world of {len(self._owner)}")
+                if self._owner[src] != self._control.me or self._owner[dst] == self._control.me:
+                    continue
+                if pair not in self._outgoing:
+                    self._outgoing[pair] = concurrent.futures.Future()
+                    mine.append(pair)
+                futures.append(self._outgoing[pair])
+        if len(mine) == 1:
+            self._open(mine[0])
+        elif mine:
+            with concurrent.futures.ThreadPoolExecutor(min(len(mine), _DIALERS), "hetccl-dial") as pool:
+                list(pool.map(self._open, mine))
+        for future in futures:
+            future.result()
+
+    def _open(self, pair: Pair) -> None:
+        src, dst = pair
+        future = self._outgoing[pair]
+        try:
+            member = self._control.members[self._owner[dst]]
+            transport, fds = self._opener.open(member, src, dst)
+            self._engine.add_channel(
+                local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds
+            )
+        except BaseException as error:
+            with self._lock:
+                del self._outgoing[pair]  # the next call tries again
+            future.set_exception(error)
+        else:
+            future.set_result(transport)
+
+    def transports(self) -> dict[Pair, str]:
+        """The transport of every open channel."""
+        with self._lock:
+            outgoing = {p: f.result() for p, f in self._outgoing.items() if f.done() and not f.exception()}
+            return {**outgoing, **self._incoming}
+
+    def close(self) -> None:
+        """Stops accepting. Channels belong to the engine and end with it."""
+        self._acceptor.close()
+
+    # --- AcceptorHooks, on the accept thread -------------------------------------------------
+
+    def key(self, member: int) -> bytes | None:
+        """See `AcceptorHooks`."""
+        known = 0 <= member < len(self._control.members) and member != self._control.me
+        return self._control.pair_key(member) if known else None
+
+    def refusal(self, claim: Claim) -> str | None:
+        """See `AcceptorHooks`."""
+        if claim.acceptor != self._control.me or self._owner.get(claim.dst) != self._control.me:
+            return f"rank {claim.dst} is not here"
+        if self._owner.get(claim.src) != claim.dialer:
+            return f"rank {claim.src} does not belong to {self._control.members[claim.dialer].name}"
+        if (claim.src, claim.dst) in self._incoming:
+            return "it is open already"
+        if claim.transport not in ("tcp", "shm"):
+            return f"unknown transport {claim.transport!r}"
+        return None
+
+    def opened(self, claim: Claim, fds: list[int]) -> None:
+        """See `AcceptorHooks`."""
+        with self._lock:
+            self._incoming[claim.src, claim.dst] = claim.transport
+        try:
+            self._engine.add_channel(
+                local_rank=claim.dst, peer_rank=claim.src, outgoing=False, transport=claim.transport, fds=fds
+            )
+        except Exception as error:
+            message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
+            self._report("internal", message)
+            raise HetcclError(message) from error

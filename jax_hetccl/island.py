@@ -1,0 +1,152 @@
+"""This process's own cluster as JAX sees it: joining it with `jax.distributed`, and its devices."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+
+from jax_hetccl._config import Config
+from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
+from jax_hetccl.rendezvous import addresses
+from jax_hetccl.rendezvous.control import ControlPlane
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterInfo:
+    """One cluster of the world, the same in every process.
+
+    Attributes:
+      index: its place in the world.
+      name: its name.
+      processes: how many processes it has.
+      devices: how many devices it has.
+      platform: JAX's platform name, such as `"cpu"` or `"gpu"`.
+      device_kinds: the different kinds of devices, sorted.
+      jax_version: the version of JAX it runs.
+      first_rank: the rank of its first device.
+    """
+
+    index: int
+    name: str
+    processes: int
+    devices: int
+    platform: str
+    device_kinds: tuple[str, ...]
+    jax_version: str
+    first_rank: int
+
+
+def join_island(config: Config, control: ControlPlane, local_device_ids: Any, timeout: float) -> None:
+    """Makes the processes of this cluster one JAX world, unless the user already did.
+
+    Raises:
+      AgreementError: the user's `jax.distributed` world is not the cluster that the settings describe.
+      RendezvousError: the island cannot be joined.
+    """
+    name, count = config.clusters[config.cluster]
+    if jax.distributed.is_initialized():
+        if (jax.process_count(), jax.process_index()) != (count, config.process):
+            raise AgreementError(
+                f"{config.member_name}: jax.distributed was initialized as process {jax.process_index()} of "
+                f"{jax.process_count()}, but HETCCL_CLUSTERS gives {name} {count} process(es); make them agree"
+            )
+        return
+    if count == 1:
+        return
+    address = _island_address(config, control, timeout)
+    with contextlib.suppress(AttributeError):  # the option is gone where Gloo is all there is
+        if jax.config.jax_cpu_collectives_implementation is None:
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            address,
+            num_processes=count,
+            process_id=config.process,
+            local_device_ids=local_device_ids,
+            initialization_timeout=max(int(timeout), 1),
+            coordinator_bind_address=address if config.process == 0 else None,
+        )
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"{config.member_name} could not join cluster {name} with jax.distributed at {address}: {error}\n"
+            "If JAX was used before: call hetccl.initialize() before anything else that touches JAX devices."
+        ) from error
+
+
+def _island_address(config: Config, control: ControlPlane, timeout: float) -> str:
+    """The address where this cluster's processes meet; chosen by its first process."""
+    key = f"island/{config.cluster}"
+    leader = next(m.index for m in control.members if (m.cluster, m.process) == (config.cluster, 0))
+    if config.process == 0:
+        host = addresses.local_address(config)
+        with addresses.listen_tcp(host, config.port_range) as probe:
+            port = probe.getsockname()[1]
+        control.publish(key, addresses.endpoint(host, port).removeprefix("tcp://"))
+    return control.collect(key, [leader], timeout)[leader]
+
+
+def devices() -> list[jax.Device]:
+    """All devices of this cluster in rank order."""
+    return sorted(jax.devices(), key=lambda device: device.id)
+
+
+def describe_devices() -> dict[str, Any]:
+    """This process's record for the others: its devices and their places in the cluster."""
+    every = devices()
+    local = {device.id for device in jax.local_devices()}
+    return {
+        "platform": every[0].platform,
+        "kinds": sorted({device.device_kind for device in every}),
+        "jax": jax.__version__,
+        "total": len(every),
+        "positions": [position for position, device in enumerate(every) if device.id in local],
+    }
+
+
+def ordinal(device: jax.Device) -> int:
+    """The number by which a handler of the FFI knows `device`: the global id on CPU, else the local one."""
+    if device.platform == "cpu":
+        return device.id
+    local = device.local_hardware_id
+    return device.id if local is None else local
+
+
+def assemble(
+    control: ControlPlane, records: dict[int, Any]
+) -> tuple[tuple[ClusterInfo, ...], dict[int, int]]:
+    """Builds the clusters and the owner (member index) of every rank from all device records.
+
+    Raises:
+      AgreementError: processes of one cluster describe it differently.
+    """
+    clusters: list[ClusterInfo] = []
+    owner: dict[int, int] = {}
+    first_rank = 0
+    for index in sorted({member.cluster for member in control.members}):
+        members = [member for member in control.members if member.cluster == index]
+        first = records[members[0].index]
+        for member in members:
+            record = records[member.index]
+            for fact in ("total", "platform", "jax"):
+                if record[fact] != first[fact]:
+                    raise AgreementError(
+                        f"cluster {member.cluster_name} is not one JAX world: {fact} is {first[fact]!r} in "
+                        f"{members[0].name} but {record[fact]!r} in {member.name}"
+                    )
+            for position in record["positions"]:
+                owner[first_rank + position] = member.index
+        if len([rank for rank in owner if rank >= first_rank]) != first["total"]:
+            raise HetcclError(
+                f"cluster {members[0].cluster_name}: its processes do not own all of its devices"
+            )
+        kinds = tuple(sorted({kind for member in members for kind in records[member.index]["kinds"]}))
+        info = ClusterInfo(
+            index, members[0].cluster_name, len(members), first["total"], first["platform"], kinds,
+            first["jax"], first_rank,
+        )  # fmt: skip
+        clusters.append(info)
+        first_rank += info.devices
+    return tuple(clusters), owner

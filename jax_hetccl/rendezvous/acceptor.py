@@ -1,0 +1,250 @@
+"""Takes incoming data channels: the thread "hetccl-accept".
+
+Strangers may connect, so until a connection is authenticated it costs us one descriptor, at most
+`HELLO_BYTES + PROOF_BYTES` bytes of reading and `HANDSHAKE_S` seconds, and there are at most
+`MAX_PENDING` such connections: a newer one displaces the oldest. Nothing blocks: one slow peer does
+not hold up the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+
+from jax_hetccl.rendezvous import addresses, handshake
+from jax_hetccl.rendezvous.handshake import Claim
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+MAX_PENDING = 128
+MAX_STRIPES = 16
+# Stripes of one channel come within one handshake of each other.
+_GROUP_S = 30.0
+_POLL_S = 0.5
+MAX_FDS = 8
+
+# The dialer of a shm channel sends its descriptors with this byte and gets it back when they are here.
+FDS_BYTE = b"F"
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A connection that is not a channel yet."""
+
+    sock: socket.socket
+    since: float
+    need: int = handshake.HELLO_BYTES
+    data: bytes = b""
+    exchange: handshake.Acceptor | None = None
+    claim: Claim | None = None
+
+
+@dataclasses.dataclass
+class _Group:
+    """The stripes of one channel that have come so far."""
+
+    since: float
+    socks: dict[int, socket.socket] = dataclasses.field(default_factory=dict)
+
+
+class AcceptorHooks:
+    """What an `Acceptor` asks its owner; all called on the thread "hetccl-accept"."""
+
+    def key(self, member: int) -> bytes | None:
+        """The key shared with `member`, or None if there is no such member."""
+        raise NotImplementedError
+
+    def refusal(self, claim: Claim) -> str | None:
+        """Why an authenticated channel is refused, or None."""
+        raise NotImplementedError
+
+    def opened(self, claim: Claim, fds: list[int]) -> None:
+        """A channel is complete; takes ownership of `fds`."""
+        raise NotImplementedError
+
+
+class Acceptor:
+    """Owns the listening sockets and the connections that are not channels yet.
+
+    The sockets listen from before the join; the thread starts with `start`, and until then dialers
+    wait in the backlog.
+    """
+
+    def __init__(self, listeners: list[socket.socket]) -> None:
+        """Takes ownership of `listeners`."""
+        self._listeners = listeners
+        self._hooks: AcceptorHooks | None = None
+        self._pending: dict[socket.socket, _Pending] = {}
+        self._groups: dict[tuple[int, int, int, bytes], _Group] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="hetccl-accept", daemon=True)
+
+    def start(self, hooks: AcceptorHooks) -> None:
+        """Starts to take connections."""
+        self._hooks = hooks
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops listening and drops connections that are not channels yet. Idempotent."""
+        if self._stop:
+            return
+        self._stop = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is None:  # never started
+            self._tear_down()
+        else:
+            self._thread.join(5)
+
+    # --- the accept thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+        try:
+            while not self._stop:
+                for key, _ in self._selector.select(_POLL_S):
+                    if key.fileobj in self._listeners:
+                        self._accept(key.fileobj)  # type: ignore[arg-type]
+                    elif key.fileobj in self._pending:
+                        self._step(self._pending[key.fileobj])  # type: ignore[index]
+                self._expire()
+        except Exception:
+            _log.exception("the accept thread failed: no further channels can be opened to this process")
+        finally:
+            self._tear_down()
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(64):
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    if self._pending:
+                        self._drop(next(iter(self._pending)))
+                    else:
+                        time.sleep(0.05)  # the backlog keeps them until descriptors are free again
+                return
+            sock.setblocking(False)
+            if sock.family != socket.AF_UNIX:
+                addresses.set_keepalive(sock)
+            if len(self._pending) >= MAX_PENDING:
+                self._drop(next(iter(self._pending)))
+            self._pending[sock] = _Pending(sock, time.monotonic())
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def _step(self, pending: _Pending) -> None:
+        """Reads what the current message still needs, never more, and acts when it is complete."""
+        try:
+            if pending.claim and pending.need == 0:
+                self._take_fds(pending)
+                return
+            chunk = pending.sock.recv(pending.need - len(pending.data))
+            if not chunk:
+                self._drop(pending.sock)
+                return
+            pending.data += chunk
+            if len(pending.data) == pending.need:
+                message, pending.data = pending.data, b""
+                self._advance(pending, message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            _log.debug("a connection was dropped: %s", error)
+            self._drop(pending.sock)
+
+    def _advance(self, pending: _Pending, message: bytes) -> None:
+        assert self._hooks
+        if pending.exchange is None:
+            pending.exchange = handshake.Acceptor(message)
+            pending.need = handshake.PROOF_BYTES
+            self._send(pending.sock, pending.exchange.answer())
+            return
+        # An unknown member fails like a wrong proof does: with a key that nobody has.
+        key = self._hooks.key(pending.exchange.dialer) or os.urandom(32)
+        claim = pending.exchange.check(key, message)
+        if claim is None:
+            raise ValueError("the proof is wrong")
+        why = self._hooks.refusal(claim)
+        if not 0 < claim.stripes <= MAX_STRIPES or claim.stripe >= claim.stripes:
+            why = f"stripe {claim.stripe} of {claim.stripes}"
+        if why:
+            _log.warning("channel of ranks %d to %d refused: %s", claim.src, claim.dst, why)
+            raise ValueError(why)
+        self._send(pending.sock, pending.exchange.proof(key))
+        pending.claim = claim
+        if claim.transport == "shm":
+            pending.need = 0
+        else:
+            self._complete(pending, [])
+
+    def _take_fds(self, pending: _Pending) -> None:
+        data, fds, _, _ = socket.recv_fds(pending.sock, 1, MAX_FDS)
+        if data != FDS_BYTE or not fds:
+            for fd in fds:
+                os.close(fd)
+            raise ValueError("expected descriptors")
+        self._send(pending.sock, FDS_BYTE)
+        self._complete(pending, fds)
+
+    def _complete(self, pending: _Pending, extra: list[int]) -> None:
+        assert self._hooks and pending.claim
+        claim, sock = pending.claim, pending.sock
+        self._selector.unregister(sock)
+        del self._pending[sock]
+        key = (claim.dialer, claim.src, claim.dst, claim.attempt)
+        group = self._groups.setdefault(key, _Group(time.monotonic()))
+        group.socks[claim.stripe] = sock
+        if len(group.socks) < claim.stripes:
+            return
+        del self._groups[key]
+        fds = [group.socks[stripe].detach() for stripe in range(claim.stripes)] + extra
+        try:
+            self._hooks.opened(claim, fds)
+        except Exception:
+            _log.exception("channel of ranks %d to %d could not be opened", claim.src, claim.dst)
+
+    def _send(self, sock: socket.socket, data: bytes) -> None:
+        if sock.send(data) != len(data):  # a fresh socket's buffer is empty; whoever filled it is no peer
+            raise ValueError("short write")
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for pending in [p for p in self._pending.values() if now - p.since > HANDSHAKE_S]:
+            self._drop(pending.sock)
+        for key, group in list(self._groups.items()):
+            if now - group.since > _GROUP_S:
+                del self._groups[key]
+                for sock in group.socks.values():
+                    sock.close()
+
+    def _drop(self, sock: socket.socket) -> None:
+        del self._pending[sock]
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
+        sock.close()
+
+    def _tear_down(self) -> None:
+        for sock in list(self._pending):
+            self._drop(sock)
+        for group in self._groups.values():
+            for sock in group.socks.values():
+                sock.close()
+        self._groups.clear()
+        for listener in self._listeners:
+            listener.close()
+        self._selector.close()
+        os.close(self._wake)

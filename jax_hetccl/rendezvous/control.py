@@ -1,0 +1,360 @@
+"""The control plane: reliable small messages between all members of a world.
+
+Each member binds one ROUTER and connects one DEALER to every other member; all of it belongs to the
+thread "hetccl-control". Sender identities come from the CURVE key in use (see `zap`), never from the
+message.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from jax_hetccl._errors import HetcclError, PeerLostError, RendezvousError
+from jax_hetccl.rendezvous import coordinator as coordinator_
+from jax_hetccl.rendezvous import keys, messages, sockets, zap
+from jax_hetccl.rendezvous.link import LOST_AFTER, Link
+
+_log = logging.getLogger(__name__)
+
+_GOODBYE = "control/goodbye"
+_POLL_MS = 200
+_LINGER_MS = 300
+
+Handler = Callable[[int, str, Any], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One process of the world. `record` is what it told the coordinator about itself."""
+
+    index: int
+    cluster: int
+    cluster_name: str
+    process: int
+    record: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The member as `cluster/process`."""
+        return f"{self.cluster_name}/{self.process}"
+
+
+@dataclasses.dataclass
+class Joined:
+    """What `join.join` hands over: sockets (not used by any thread any more) and the world's facts."""
+
+    context: zmq.Context
+    router: zmq.Socket
+    gate: zap.Gate
+    keys: tuple[bytes, bytes]
+    nonce: bytes
+    members: tuple[Member, ...]
+    me: int
+    to_coordinator: zmq.Socket
+    instance: bytes
+    holder: str
+    hosted: coordinator_.Coordinator | None
+
+
+class ControlPlane:
+    """Messages between members. Thread-safe; created by `rendezvous.join.join`.
+
+    Attributes:
+      epoch: 64-bit identity of this world.
+      nonce: the world's nonce, from which keys are bound to this world.
+      me: this member's index.
+      members: all members, clusters in order, then processes.
+    """
+
+    def __init__(self, joined: Joined) -> None:
+        """Takes over the sockets and starts the thread."""
+        self.nonce = joined.nonce
+        self.epoch = coordinator_.epoch_of(joined.nonce)
+        self.me = joined.me
+        self.members = joined.members
+        self._joined = joined
+        self._condition = threading.Condition()
+        self._values: dict[str, dict[int, Any]] = {}
+        self._handlers: list[tuple[str, Handler]] = []
+        self._lost_handlers: list[Callable[[int, str], None]] = []
+        self._outbox: collections.deque[bytes] = collections.deque()
+        self._error: HetcclError | None = None
+        self._closing = False
+        self._stop = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._links: dict[int, Link] = {}
+        for member in self.members:
+            if member.index != self.me:
+                dealer = sockets.client(joined.context, joined.keys, member.record["curve"])
+                dealer.sndhwm = 0
+                self._links[member.index] = Link(dealer, member.record["control"])
+        joined.gate.admitted = {m.record["curve"]: str(m.index) for m in self.members if m.index != self.me}
+        self._thread = threading.Thread(target=self._run, name="hetccl-control", daemon=True)
+        self._thread.start()
+
+    # --- used from any thread -----------------------------------------------------------------
+
+    def publish(self, key: str, value: Any) -> None:
+        """Sends `value` to all members, this one included: reliably, in order per sender.
+
+        Args:
+          key: what it is, such as `"devices"`. Published again, the newer value replaces the older.
+          value: anything msgpack can carry; tuples arrive as lists.
+
+        Raises:
+          HetcclError: the control plane is closed.
+        """
+        payload = messages.pack(key, value)
+        with self._condition:
+            if self._closing:
+                raise HetcclError(f"publishing {key!r}: this world has been shut down")
+            self._values.setdefault(key, {})[self.me] = value
+            self._outbox.append(payload)
+            self._condition.notify_all()
+        os.eventfd_write(self._wake, 1)
+
+    def collect(
+        self, key: str, members: Sequence[int] | None = None, timeout: float = 60.0
+    ) -> dict[int, Any]:
+        """Waits until each of `members` (default: all) has published `key`.
+
+        Returns:
+          Member index to value.
+
+        Raises:
+          RendezvousError: not all did within `timeout` seconds; names who is missing.
+          PeerLostError: one of the missing died or left.
+          HetcclError: whatever `interrupt` was given.
+        """
+        wanted = range(len(self.members)) if members is None else members
+        deadline = time.monotonic() + timeout
+        with self._condition:
+            while True:
+                have = self._values.get(key, {})
+                missing = [m for m in wanted if m not in have]
+                if not missing:
+                    return {m: have[m] for m in wanted}
+                if self._error:
+                    raise self._error
+                self._check_reachable(key, missing)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise RendezvousError(
+                        f"waited {timeout:.0f} s for {key!r} from {self._describe(missing)}; is it still running, "
+                        "and does it run the same program as this process?"
+                    )
+                self._condition.wait(remaining)
+
+    def subscribe(self, prefix: str, handler: Callable[[int, str, Any], None]) -> None:
+        """Calls `handler(member, key, value)` for messages of others whose key starts with `prefix`.
+
+        Runs on the control thread and must not block. Values already received are handed over first,
+        in the caller's thread.
+        """
+        with self._condition:
+            self._handlers.append((prefix, handler))
+            early = [
+                (member, key, value)
+                for key, values in self._values.items()
+                if key.startswith(prefix)
+                for member, value in values.items()
+                if member != self.me
+            ]
+        for item in early:
+            handler(*item)
+
+    def on_lost(self, handler: Callable[[int, str], None]) -> None:
+        """Calls `handler(member, why)` on the control thread when a member dies without a goodbye."""
+        with self._condition:
+            self._lost_handlers.append(handler)
+
+    def interrupt(self, error: HetcclError) -> None:
+        """Makes every present and future `collect` that would wait raise `error`."""
+        with self._condition:
+            self._error = self._error or error
+            self._condition.notify_all()
+
+    def state_of(self, member: int) -> str:
+        """Returns `"present"`, `"departed"` (said goodbye) or `"lost"`."""
+        link = self._links.get(member)
+        if link is None:
+            return "present"
+        return "departed" if link.departed else "lost" if link.lost else "present"
+
+    def ever_connected(self, member: int) -> bool:
+        """Whether this process ever reached `member`."""
+        return member == self.me or self._links[member].ever_connected
+
+    def pair_key(self, member: int) -> bytes:
+        """Returns the 32-byte key that this process and `member` share, for this world only."""
+        names = (self.members[self.me].name, self.members[member].name)
+        theirs = self.members[member].record["curve"]
+        return keys.pair_key(self._joined.keys[1], theirs, self.nonce, names)
+
+    def close(self, timeout: float = 3.0) -> None:
+        """Says goodbye, waits at most `timeout` seconds until all know, and stops. Idempotent."""
+        with self._condition:
+            first, self._closing = not self._closing, True
+            if first:
+                self._outbox.append(messages.pack(_GOODBYE, None))
+        if first:
+            os.eventfd_write(self._wake, 1)
+            deadline = time.monotonic() + timeout
+            with self._condition:
+                while self._thread.is_alive() and (self._outbox or not self._settled()):
+                    if (remaining := deadline - time.monotonic()) <= 0:
+                        break
+                    self._condition.wait(min(remaining, 0.1))
+                self._stop = True
+            os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout + 2)
+        if first and not self._thread.is_alive():
+            os.close(self._wake)
+            if self._joined.hosted:
+                self._joined.hosted.stop()
+
+    # --- helpers that need the lock ----------------------------------------------------------
+
+    def _settled(self) -> bool:
+        return all(link.settled for link in self._links.values())
+
+    def _check_reachable(self, key: str, missing: Sequence[int]) -> None:
+        gone = [m for m in missing if self.state_of(m) != "present"]
+        if gone:
+            raise PeerLostError(f"waiting for {key!r}: {self._describe(gone)}")
+
+    def _describe(self, indices: Sequence[int]) -> str:
+        words = {"present": "", "departed": " (has shut down)", "lost": " (died or became unreachable)"}
+        return ", ".join(f"{self.members[m].name}{words[self.state_of(m)]}" for m in indices)
+
+    # --- the control thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            _log.exception("the control thread failed")
+            self.interrupt(HetcclError(f"the control thread failed: {error!r}"))
+        finally:
+            self._tear_down()
+
+    def _loop(self) -> None:
+        joined = self._joined
+        poller = zmq.Poller()
+        for source in (joined.router, joined.gate.socket, joined.to_coordinator, self._wake):
+            poller.register(source, zmq.POLLIN)
+        monitors = {link.monitor: link for link in self._links.values()}
+        for monitor in monitors:
+            poller.register(monitor, zmq.POLLIN)
+        next_beat = 0.0
+        while not self._stop:
+            for source, _ in poller.poll(_POLL_MS):
+                if source is joined.router:
+                    self._receive()
+                elif source is joined.gate.socket:
+                    joined.gate.handle()
+                elif source is joined.to_coordinator:
+                    joined.to_coordinator.recv()  # a late WAIT or WELCOME
+                elif source == self._wake:
+                    os.eventfd_read(self._wake)
+                else:
+                    monitors[source].handle_monitor()
+            self._flush()
+            self._find_lost()
+            if (now := time.monotonic()) >= next_beat:
+                next_beat = now + coordinator_.ALIVE_BEAT
+                self._tell_coordinator("ALIVE", joined.instance, self.epoch, joined.holder)
+
+    def _flush(self) -> None:
+        sent = False
+        while self._outbox:
+            payload = self._outbox[0]
+            for link in self._links.values():
+                link.send(payload)
+            self._outbox.popleft()  # only now: close() takes an empty outbox for "handed to links"
+            sent = True
+        if sent and self._closing:
+            with self._condition:
+                self._condition.notify_all()
+
+    def _tell_coordinator(self, *fields: Any) -> None:
+        try:
+            self._joined.to_coordinator.send(messages.pack(*fields), zmq.NOBLOCK)
+        except zmq.ZMQError:  # it is gone, which is fine
+            pass
+
+    def _receive(self) -> None:
+        touched: set[int] = set()
+        for _ in range(256):
+            try:
+                frames = self._joined.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            fields = messages.unpack(frames[-1].buffer)
+            sender = int(str(frames[-1].get("User-Id")))
+            if fields is None:
+                continue
+            link = self._links[sender]
+            if fields[0] == "ACK":
+                link.acknowledged(fields[1])
+                if self._closing:
+                    with self._condition:
+                        self._condition.notify_all()
+            elif fields[0] == "DATA":
+                touched.add(sender)
+                if fields[1] == link.received + 1:  # else a repetition, or its predecessor was lost
+                    link.received += 1
+                    self._deliver(sender, fields[2])
+        for sender in touched:
+            self._links[sender].acknowledge()
+
+    def _deliver(self, sender: int, payload: bytes) -> None:
+        fields = messages.unpack(payload)
+        if fields is None or len(fields) != 2:
+            return
+        key, value = fields
+        with self._condition:
+            if key == _GOODBYE:
+                self._links[sender].departed = True
+            else:
+                self._values.setdefault(key, {})[sender] = value
+            handlers = [handler for prefix, handler in self._handlers if key.startswith(prefix)]
+            self._condition.notify_all()
+        for handler in handlers:
+            try:
+                handler(sender, key, value)
+            except Exception:
+                _log.exception("handling %r from %s", key, self.members[sender].name)
+
+    def _find_lost(self) -> None:
+        for index, link in self._links.items():
+            if link.departed or link.lost or link.down_for() < LOST_AFTER:
+                continue
+            with self._condition:
+                link.lost = True
+                handlers = [] if self._closing else list(self._lost_handlers)
+                self._condition.notify_all()
+            why = f"{self.members[index].name} closed its control connection without a goodbye"
+            for handler in handlers:
+                handler(index, why)
+
+    def _tear_down(self) -> None:
+        joined = self._joined
+        self._tell_coordinator("LEAVE", joined.instance)
+        for link in self._links.values():
+            link.close(_LINGER_MS)
+        joined.to_coordinator.close(_LINGER_MS)
+        joined.router.close(0)
+        joined.gate.close()
+        joined.context.term()  # bounded: every socket has a bounded linger
+        with self._condition:
+            self._condition.notify_all()

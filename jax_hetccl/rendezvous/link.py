@@ -1,0 +1,97 @@
+"""One member's outgoing, reliable, ordered message stream to another member.
+
+ZeroMQ reconnects by itself but loses what was under way when a connection broke. So messages are
+numbered, kept until acknowledged, and sent again after a reconnection; the receiver takes only the
+next number. All methods run on the control thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from jax_hetccl.rendezvous import messages
+
+# A process that closed its connection and does not accept a new one for this long is gone. Long
+# enough for a reconnection after a network error, short beside a training step's timeout.
+LOST_AFTER = 1.0
+
+_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class Link:
+    """Messages to one member, and what is known about it. Owns the DEALER and its monitor."""
+
+    def __init__(self, dealer: zmq.Socket, endpoint: str) -> None:
+        """Starts connecting `dealer` to `endpoint`."""
+        self.dealer = dealer
+        self.monitor: zmq.Socket = dealer.get_monitor_socket(_EVENTS)
+        self.endpoint = endpoint
+        self.departed = False
+        self.lost = False
+        self.received = 0  # number of the last message taken from this member
+        self._sent = 0
+        self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._connections = 0
+        self._down_since: float | None = None
+        dealer.connect(endpoint)
+
+    @property
+    def ever_connected(self) -> bool:
+        """Whether a handshake has succeeded at least once."""
+        return self._connections > 0
+
+    @property
+    def settled(self) -> bool:
+        """True if nothing more can or need be delivered."""
+        return self.departed or self.lost or not self._kept
+
+    def send(self, payload: bytes) -> None:
+        """Sends `payload` reliably."""
+        if self.departed or self.lost:
+            return
+        self._sent += 1
+        self._kept.append((self._sent, payload))
+        self._transmit(messages.pack("DATA", self._sent, payload))
+
+    def acknowledge(self) -> None:
+        """Tells the member what we have taken from it."""
+        self._transmit(messages.pack("ACK", self.received))
+
+    def acknowledged(self, number: int) -> None:
+        """The member has taken everything up to `number`."""
+        while self._kept and self._kept[0][0] <= number:
+            self._kept.popleft()
+
+    def handle_monitor(self) -> None:
+        """Follows connections and disconnections; repeats what a broken connection may have lost."""
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                if self._down_since is None and self.ever_connected:
+                    self._down_since = time.monotonic()
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._down_since = None
+                self._connections += 1
+                if self._connections > 1:
+                    for number, payload in self._kept:
+                        self._transmit(messages.pack("DATA", number, payload))
+
+    def down_for(self) -> float:
+        """Seconds since the connection broke; 0 while it stands or before it ever stood."""
+        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+
+    def close(self, linger_ms: int) -> None:
+        """Closes the sockets, giving the last messages `linger_ms` to leave."""
+        self.dealer.disable_monitor()
+        self.monitor.close(0)
+        self.dealer.close(linger_ms)
+
+    def _transmit(self, data: bytes) -> None:
+        try:
+            self.dealer.send(data, zmq.NOBLOCK)
+        except zmq.Again:  # the queue is full: the connection is down; kept messages are repeated
+            pass

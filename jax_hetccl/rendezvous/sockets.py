@@ -1,0 +1,62 @@
+"""ZeroMQ sockets of the control plane, set up one way everywhere: CURVE, bounded, with keep-alive."""
+
+from __future__ import annotations
+
+import zmq
+
+from jax_hetccl._errors import RendezvousError
+from jax_hetccl.rendezvous import addresses, messages
+
+# Liveness is the kernel's: keep-alive probes are answered also for a process that is stopped or busy
+# compiling, and stop being answered when its host or link is gone. About 4 s to notice.
+_KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 1), (zmq.TCP_KEEPALIVE_INTVL, 1))
+_KEEPALIVE_COUNT = 3
+_UNACKNOWLEDGED_MS = 4000
+
+# A client that does not finish its handshake in this time is dropped.
+_HANDSHAKE_MS = 10_000
+
+
+def _common(sock: zmq.Socket) -> None:
+    sock.linger = 0
+    sock.maxmsgsize = messages.MAX_BYTES
+    sock.ipv6 = True
+    sock.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    for option, value in _KEEPALIVE:
+        sock.set(option, value)
+    sock.set(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_COUNT)
+    sock.set(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
+
+
+def server(context: zmq.Context, keys: tuple[bytes, bytes]) -> zmq.Socket:
+    """Returns an unbound ROUTER that speaks CURVE as server with `keys` (public, secret)."""
+    sock = context.socket(zmq.ROUTER)
+    _common(sock)
+    sock.set(zmq.BACKLOG, 1024)
+    sock.curve_server = True
+    sock.curve_publickey, sock.curve_secretkey = keys
+    return sock
+
+
+def client(context: zmq.Context, keys: tuple[bytes, bytes], server_key: bytes) -> zmq.Socket:
+    """Returns an unconnected DEALER that speaks CURVE with `keys` to the server with `server_key`."""
+    sock = context.socket(zmq.DEALER)
+    _common(sock)
+    sock.set(zmq.RECONNECT_IVL, 100)
+    sock.set(zmq.RECONNECT_IVL_MAX, 1000)
+    sock.curve_serverkey = server_key
+    sock.curve_publickey, sock.curve_secretkey = keys
+    return sock
+
+
+def bind_free(sock: zmq.Socket, address: str, port_range: tuple[int, int] | None) -> int:
+    """Binds `sock` to a free port of `address`; returns the port."""
+    low, high = port_range or (0, 0)
+    for port in range(low, high + 1):
+        try:
+            sock.bind(addresses.endpoint(address, port))
+            return int(sock.last_endpoint.rstrip(b"\0").rpartition(b":")[2])
+        except zmq.ZMQError as error:
+            if port_range is None:
+                raise RendezvousError(f"cannot listen on {address}: {error}") from None
+    raise RendezvousError(f"no free port on {address} in HETCCL_PORT_RANGE={low}-{high}; widen the range")

@@ -1,0 +1,361 @@
+"""The world: who is there, and the resources that connect them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import io
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jax_hetccl import island
+from jax_hetccl._config import Config, resolve
+from jax_hetccl._errors import HetcclError
+from jax_hetccl.connect import Channels
+from jax_hetccl.failure import FailureMonitor
+from jax_hetccl.island import ClusterInfo
+from jax_hetccl.rendezvous import channels
+from jax_hetccl.rendezvous.acceptor import Acceptor
+from jax_hetccl.rendezvous.control import ControlPlane
+from jax_hetccl.rendezvous.join import join
+
+_log = logging.getLogger(__name__)
+
+# A ring of four slots of this size keeps a core's second-level cache; larger ones measured slower.
+_SLOT_BYTES = 256 * 1024
+_SLOTS = 4
+
+# How long an orderly end waits for exchanges that are still under way.
+_DRAIN_S = 10.0
+_CLOSE_S = 3.0
+
+EngineFactory = Callable[[Config, ControlPlane], Any]
+
+
+class World:
+    """All clusters, as one process sees them. Made by `initialize`; attributes never change.
+
+    Attributes:
+      epoch: 64-bit identity of this world; another one after every `initialize`.
+      config: the settings.
+      clusters: all clusters in order.
+      cluster: index of this process's cluster.
+      process: index of this process in its cluster.
+      axes: spanning axes and their global size, None where it is agreed at the first trace.
+      control: messages between all processes.
+      engine: the native engine, which owns the data channels.
+      size: number of ranks (devices) in all clusters.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        control: ControlPlane,
+        clusters: tuple[ClusterInfo, ...],
+        owner: dict[int, int],
+        engine: Any,
+        acceptor: Acceptor,
+    ) -> None:
+        """Takes over the resources; `initialize` is how to get a world."""
+        self.epoch = control.epoch
+        self.config = config
+        self.clusters = clusters
+        self.cluster = config.cluster
+        self.process = config.process
+        self.axes: dict[str, int | None] = dict(config.axes)
+        self.control = control
+        self.engine = engine
+        self.size = len(owner)
+        self._owner = owner
+        first = clusters[self.cluster].first_rank
+        self._rank_of_id = {device.id: first + i for i, device in enumerate(island.devices())}
+        self._closed = threading.Event()
+        self._monitor = FailureMonitor(engine, control)
+        self._monitor.start()
+        opener = channels.Opener(config, control)
+        self._channels = Channels(engine, control, opener, acceptor, owner, self._monitor.report)
+
+    def rank_of_device(self, device: jax.Device) -> int:
+        """Returns the world rank of a device of this cluster."""
+        try:
+            return self._rank_of_id[device.id]
+        except KeyError:
+            raise ValueError(f"{device} is not a device of cluster {self.config.cluster_name}") from None
+
+    def rank_name(self, rank: int) -> str:
+        """Returns a rank as people see it, such as `right/0 rank 3`."""
+        return f"{self.control.members[self._owner[rank]].name} rank {rank}"
+
+    def process_of_rank(self, rank: int) -> tuple[int, int]:
+        """Returns `(cluster index, process index)` of the process that owns `rank`."""
+        member = self.control.members[self._owner[rank]]
+        return member.cluster, member.process
+
+    def cluster_of_rank(self, rank: int) -> int:
+        """Returns the index of the cluster that `rank` belongs to."""
+        return self.control.members[self._owner[rank]].cluster
+
+    def ranks_of_cluster(self, cluster: int) -> range:
+        """Returns the ranks of a cluster."""
+        info = self.clusters[cluster]
+        return range(info.first_rank, info.first_rank + info.devices)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks of this process's devices."""
+        return tuple(rank for rank, member in sorted(self._owner.items()) if member == self.control.me)
+
+    def ensure_channels(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Opens the channels `(src_rank, dst_rank)` whose source is local; others are ignored.
+
+        Idempotent, thread-safe, bounded. Incoming channels are opened by their senders and taken in
+        the background.
+
+        Raises:
+          RendezvousError: a peer cannot be reached.
+          HetcclError: the world has failed or is shut down.
+        """
+        self.check()
+        self._channels.ensure(pairs)
+
+    def transports(self) -> dict[tuple[int, int], str]:
+        """Returns the transport of every open channel `(src, dst)` of this process."""
+        return self._channels.transports()
+
+    @property
+    def failure(self) -> HetcclError | None:
+        """The world's first error, or None while all is well."""
+        return self._monitor.error
+
+    def fail(self, kind: str, message: str) -> None:
+        """Reports a failure to the whole world, for example one noticed while tracing."""
+        self._monitor.report(kind, message)
+
+    def check(self) -> None:
+        """Raises the world's first error, if it has failed; also if it is shut down."""
+        if self.failure:
+            raise type(self.failure)(*self.failure.args)
+        if self._closed.is_set():
+            raise HetcclError("this world has been shut down; call hetccl.initialize() again")
+
+    def close(self) -> None:
+        """Ends this process's part of the world in an orderly way; bounded, idempotent."""
+        if self._closed.is_set():
+            return
+        self._drain()
+        self._closed.set()
+        self._monitor.close()
+        self._channels.close()
+        _use_engine(None)
+        if self.engine is not None:
+            with _logged("closing the engine"):
+                self.engine.close(_CLOSE_S)
+        with _logged("closing the control plane"):
+            self.control.close(_CLOSE_S)
+
+    def _drain(self) -> None:
+        """Lets exchanges finish that were dispatched but not waited for."""
+        deadline = time.monotonic() + min(_DRAIN_S, self.config.timeout)
+        while self.engine is not None and not self.failure and time.monotonic() < deadline:
+            if not self.engine.stats().get("in_flight", 0):
+                return
+            time.sleep(0.005)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{c.name}: {c.devices} {c.platform}" for c in self.clusters)
+        return f"World({self.config.member_name} of [{parts}], epoch={self.epoch:016x})"
+
+    def table(self) -> str:
+        """Returns the clusters as a table for people."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("cluster", "ranks", "processes", "devices", "jax", title=f"world {self.epoch:016x}")
+        for info in self.clusters:
+            ranks = self.ranks_of_cluster(info.index)
+            here = " (here)" if info.index == self.cluster else ""
+            kinds = f"{info.devices} {info.platform} ({', '.join(info.device_kinds)})"
+            table.add_row(
+                info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version
+            )
+        console = Console(file=io.StringIO(), width=100)
+        console.print(table)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+_lock = threading.RLock()
+_current: World | None = None
+
+
+def initialize(
+    coordinator: str | tuple[str, int] | None = None,
+    clusters: str | Mapping[str, int] | Sequence[tuple[str, int]] | None = None,
+    cluster: str | int | None = None,
+    process: int | None = None,
+    secret: str | None = None,
+    axes: str | Sequence[str] | Mapping[str, int | None] | None = None,
+    *,
+    local_device_ids: int | Sequence[int] | None = None,
+    **settings: Any,
+) -> World:
+    """Joins this process with all clusters. Call it once, before anything else that uses JAX devices.
+
+    Every argument can come from the environment instead (`HETCCL_COORDINATOR` for `coordinator`, …);
+    an argument wins. Processes of one cluster are joined with `jax.distributed` unless that has been
+    done already.
+
+    Args:
+      coordinator: `host:port` where all processes meet; the first process of the first cluster hosts it
+        unless `hetccl coordinator` runs there.
+      clusters: `"left:1,right:2"` or `{"left": 1, "right": 2}`: names and numbers of processes, in rank
+        order, the same everywhere.
+      cluster: this process's cluster, by name or index.
+      process: this process's index in its cluster.
+      secret: the job's secret; needed unless the coordinator is a loopback address.
+      axes: spanning axes: `("data",)`, or `{"data": 8}` if the global size is known.
+      local_device_ids: passed on to `jax.distributed.initialize`.
+      **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`,
+        `port_range`, `bucket_mb`, `secret_file`, `coordinator_external`.
+
+    Returns:
+      The world.
+
+    Raises:
+      ConfigError: settings are missing or wrong; lists all problems and all valid settings.
+      RendezvousError: not everybody came; names who is missing.
+      AgreementError: the processes of a cluster do not form the JAX world that the settings describe.
+
+    Example:
+      >>> import jax_hetccl as hetccl
+      >>> hetccl.initialize("localhost:7000", {"left": 1, "right": 1}, "left", axes=("data",))  # doctest: +SKIP
+      World(left/0 of [left: 1 cpu, right: 1 cpu], epoch=…)
+    """
+    config = resolve(
+        coordinator=coordinator,
+        clusters=clusters,
+        cluster=None if cluster is None else str(cluster),
+        process=process,
+        secret=secret,
+        axes=axes,
+        **settings,
+    )
+    global _current
+    with _lock:
+        if _current is not None:
+            raise HetcclError(f"initialize: already in {_current}; call hetccl.shutdown() first")
+        _current = form(config, native_engine, local_device_ids)
+        atexit.register(shutdown)
+        return _current
+
+
+def form(config: Config, engine_factory: EngineFactory, local_device_ids: Any = None) -> World:
+    """Joins the world that `config` describes; `initialize` without the process-wide state.
+
+    Args:
+      config: the settings.
+      engine_factory: makes the engine once the control plane stands.
+      local_device_ids: see `initialize`.
+    """
+    deadline = time.monotonic() + config.join_timeout
+    listening, reach = channels.listeners(config)
+    acceptor = Acceptor(listening)
+    control: ControlPlane | None = None
+    try:
+        versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
+        record = {**reach, "versions": versions, "python": sys.version.split()[0]}
+        control = join(config, record)
+        island.join_island(config, control, local_device_ids, deadline - time.monotonic())
+        control.publish("devices", island.describe_devices())
+        left = max(deadline - time.monotonic(), 1.0)
+        clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
+        engine = engine_factory(config, control)
+        world = World(config, control, clusters, owner, engine, acceptor)
+    except BaseException:
+        acceptor.close()
+        if control is not None:
+            control.close(1.0)
+        raise
+    if engine is not None:
+        _introduce(world)
+        _use_engine(engine)
+    return world
+
+
+def native_engine(config: Config, control: ControlPlane) -> Any:
+    """Makes the native engine of this world."""
+    from jax_hetccl import _native
+
+    return _native.Engine(
+        epoch=control.epoch,
+        cluster=config.cluster,
+        process=config.process,
+        timeout_s=config.timeout,
+        arrival_timeout_s=config.arrival_timeout,
+        slot_bytes=_SLOT_BYTES,
+        slots=_SLOTS,
+    )
+
+
+def _introduce(world: World) -> None:
+    """Tells the engine who is who."""
+    for rank in range(world.size):
+        world.engine.set_rank_name(rank, world.rank_name(rank))
+    for device in jax.local_devices():
+        world.engine.set_local_device(island.ordinal(device), world.rank_of_device(device))
+
+
+def _use_engine(engine: Any) -> None:
+    native = sys.modules.get("jax_hetccl._native")
+    if native is not None:
+        native.set_engine(engine)
+
+
+def shutdown() -> None:
+    """Leaves the world in an orderly way. Does nothing without a world; never hangs.
+
+    `jax.distributed`, if `initialize` started it, stays up: it belongs to the process.
+    """
+    global _current
+    with _lock:
+        ending, _current = _current, None
+    if ending is not None:
+        atexit.unregister(shutdown)
+        ending.close()
+
+
+def world() -> World:
+    """Returns this process's world. Raises HetcclError if there is none."""
+    if _current is None:
+        raise HetcclError("there is no world: call hetccl.initialize() first")
+    return _current
+
+
+def current() -> World | None:
+    """Returns this process's world, or None."""
+    return _current
+
+
+def check() -> None:
+    """Raises the world's first error if any cluster has failed; else does nothing."""
+    world().check()
+
+
+def _version(distribution: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return "unknown"
+
+
+@contextlib.contextmanager
+def _logged(what: str):
+    try:
+        yield
+    except Exception:
+        _log.exception("%s", what)
