@@ -1,0 +1,54 @@
+"""jax_hetccl: one JAX training job over accelerators of several vendors.
+
+    import jax_hetccl as hetccl
+
+    hetccl.initialize(axes=("data",))   # in every process of every cluster
+    ...
+    loss = hetccl.pmean(loss, "data")   # inside shard_map; jax.lax.pmean means the same here
+
+Inside a cluster the vendor's own collectives move the data; between clusters exchanges do. See README.md.
+"""
+
+from jax_hetccl._errors import (
+    AgreementError,
+    ConfigError,
+    ExchangeTimeoutError,
+    HetcclError,
+    MismatchError,
+    PeerLostError,
+    RendezvousError,
+    UnsupportedError,
+)
+from jax_hetccl.broadcast import broadcast
+from jax_hetccl.collectives import axis_index, axis_size, pmax, pmean, pmin, psum
+from jax_hetccl.failure import check
+from jax_hetccl.session import initialize, make_mesh, shutdown
+from jax_hetccl.spanning import sharded_cotangents
+from jax_hetccl.world import World, world
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgreementError",
+    "ConfigError",
+    "ExchangeTimeoutError",
+    "HetcclError",
+    "MismatchError",
+    "PeerLostError",
+    "RendezvousError",
+    "UnsupportedError",
+    "World",
+    "axis_index",
+    "axis_size",
+    "broadcast",
+    "check",
+    "initialize",
+    "make_mesh",
+    "pmax",
+    "pmean",
+    "pmin",
+    "psum",
+    "sharded_cotangents",
+    "shutdown",
+    "world",
+]

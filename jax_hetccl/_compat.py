@@ -1,0 +1,394 @@
+"""The only place that knows JAX's private names.
+
+Everything else sees the small interface below: :func:`install` puts the hooks of a spanning axis into JAX's tracing
+and lowering, :class:`Lowering` is one equation being lowered, ``ir`` and ``hlo`` are jaxlib's MLIR bindings.
+``tests/test_compat.py`` checks every private name on its own, so that a JAX release that moves one says which.
+
+Supported: jax 0.10 to 0.12 (0.10.2 and 0.12.0.1 are tested).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax._src import config, core
+from jax._src import mesh as mesh_lib
+from jax._src import shard_map as shard_map_lib
+from jax._src.interpreters import ad, mlir
+from jax._src.lax import lax, parallel
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import func as func_dialect
+from jax._src.lib.mlir.dialects import hlo, sdy
+from jax._src.sharding_impls import SPMDAxisContext
+
+__all__ = ["Hooks", "Lowering", "concrete_mesh", "func_dialect", "hlo", "install", "ir", "sdy", "uninstall"]
+
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+# Collectives that are decomposed when an axis spans; every other one in lax.parallel is refused there.
+DECOMPOSED = {"psum_p": "psum", "psum_invariant_p": "psum", "pmax_p": "pmax", "pmin_p": "pmin"}
+# Casts between types, without communication.
+_NO_COMMUNICATION = {"preduced_p", "vary_unreduced_cast_p", "axis_index_p", "done_p"}
+
+
+class Hooks(Protocol):
+    """What a spanning axis changes in JAX; implemented by :mod:`jax_hetccl.spanning`."""
+
+    def global_sizes(self, mesh: AnyMesh) -> Mapping[str, int]:
+        """The sizes, over all clusters, of the axes of ``mesh`` that span."""
+        ...
+
+    def local_offset(self, mesh: AnyMesh, axis: str) -> int:
+        """The global index of the own cluster's first rank along ``axis``; 0 if it does not span."""
+        ...
+
+    def spans(self, axis: object) -> bool:
+        """Whether an axis of that name spans clusters, without asking for its size."""
+        ...
+
+    def reduce(self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...]) -> ir.Value:
+        """Lowers a reduction over ``axes``, one of which spans."""
+        ...
+
+    def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
+        """Raises the error for a collective that cannot span yet."""
+        ...
+
+    def cotangent(self, mesh: AnyMesh, axes: frozenset[str], mentioned: frozenset[str], check_vma: bool) -> float:
+        """The factor for a cotangent that enters a shard_map from outside, or an error if it has no meaning."""
+        ...
+
+    def finish_module(self, module: ir.Module) -> None:
+        """Orders the exchanges of a whole lowered program, in place."""
+        ...
+
+
+_state = threading.local()
+_undo: list[Callable[[], None]] = []
+_stock_rules: dict[core.Primitive, Callable[..., Any]] = {}
+
+
+def install(hooks: Hooks) -> None:
+    """Puts ``hooks`` into JAX. One set at a time; :func:`uninstall` restores stock JAX exactly."""
+    if _undo:
+        raise RuntimeError("hooks are installed already")
+    _replace(shard_map_lib, "_extend_axis_env", functools.partial(_extend_axis_env, hooks))
+    _replace(mlir, "lower_jaxpr_to_module", _finishing(hooks, mlir.lower_jaxpr_to_module))
+    transposes: Any = next(
+        table
+        for table in (getattr(ad, "fancy_transposes", {}), ad.primitive_transposes)
+        if shard_map_lib.shard_map_p in table
+    )
+    _replace_item(
+        transposes,
+        shard_map_lib.shard_map_p,
+        functools.partial(_transpose, hooks, transposes[shard_map_lib.shard_map_p]),
+    )
+    for name in sorted(n for n in dir(parallel) if n.endswith("_p")):
+        primitive = getattr(parallel, name)
+        if not isinstance(primitive, core.Primitive) or name in _NO_COMMUNICATION:
+            continue
+        if name in DECOMPOSED:
+            _wrap_lowering(primitive, functools.partial(_reduce, hooks, primitive, DECOMPOSED[name]), False)
+        else:
+            _wrap_lowering(primitive, functools.partial(_refuse, hooks, name.removesuffix("_p")), True)
+    _wrap_lowering(parallel.axis_index_p, functools.partial(_axis_index, hooks), False)
+    _wrap_lowering(shard_map_lib.shard_map_p, functools.partial(_bounded_shard_map, hooks), True)
+
+
+def uninstall() -> None:
+    """Takes the hooks out again and drops every program that was traced with them."""
+    while _undo:
+        _undo.pop()()
+    _stock_rules.clear()
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    _undo.append(lambda: setattr(owner, name, old))
+
+
+def _replace_item(table: Any, key: Any, value: Any) -> None:
+    old = table[key]
+    table[key] = value
+    _undo.append(lambda: table.__setitem__(key, old))
+
+
+def _wrap_lowering(primitive: core.Primitive, wrapper: Callable[..., Any], cacheable: bool) -> None:
+    """Registers ``wrapper(stock_rule, ctx, *args, **params)`` wherever the primitive has a lowering rule."""
+    tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
+    platforms: list[str | None] = [None, *mlir._platform_specific_lowerings]
+    for table, platform in zip(tables, platforms, strict=True):
+        if primitive not in table:
+            continue
+        old = table[primitive]
+        if platform is None:
+            _stock_rules[primitive] = old.rule
+        _undo.append(functools.partial(table.__setitem__, primitive, old))
+        was_cacheable = primitive not in mlir._uncacheable_primitives
+        mlir.register_lowering(
+            primitive,
+            functools.partial(wrapper, old.rule),
+            platform=platform,
+            inline=old.inline,
+            cacheable=cacheable,
+        )
+        if was_cacheable and not cacheable:
+            _undo.append(functools.partial(mlir._uncacheable_primitives.discard, primitive))
+
+
+# --- tracing -----------------------------------------------------------------------------------------------------
+
+
+def _extend_axis_env(hooks: Hooks, mesh: AnyMesh, manual: Any) -> Any:
+    """Gives a spanning axis its global size while a shard_map's body is traced, transposed or lowered."""
+    axes = set(manual) | set(mesh.manual_axes if isinstance(mesh, jax.sharding.AbstractMesh) else ())
+    sizes = {name: size for name, size in mesh.shape.items() if name in axes}
+    sizes.update((name, n) for name, n in hooks.global_sizes(mesh).items() if name in axes)
+    return core.extend_axis_env_nd(list(sizes.items()))
+
+
+def _transpose(hooks: Hooks, stock: Callable[..., Any], out_cts: Any, *args: Any, **params: Any) -> Any:
+    mesh, check_vma, manual = params["mesh"], params["check_vma"], params["newly_manual_axes"]
+
+    def enter(spec: Any, ct: Any) -> Any:
+        if type(ct) is ad.Zero or getattr(ct, "dtype", None) == jax.dtypes.float0:
+            return ct
+        mentioned = frozenset(a for part in _ct_spec(spec) if part is not None for a in _tuple(part))
+        factor = hooks.cotangent(mesh, frozenset(manual), mentioned, check_vma)
+        return ct if factor == 1 else ct * np.asarray(factor, ct.dtype)
+
+    out_cts = [enter(spec, ct) for spec, ct in zip(params["out_specs"], out_cts, strict=True)]
+    return stock(out_cts, *args, **params)
+
+
+def _ct_spec(spec: Any) -> tuple[Any, ...]:
+    spec = spec.to_ct_spec() if hasattr(spec, "to_ct_spec") else spec
+    return tuple(spec)
+
+
+def _tuple(x: Any) -> tuple[Any, ...]:
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+# --- lowering ----------------------------------------------------------------------------------------------------
+
+
+class Lowering:
+    """One equation that is being lowered inside a shard_map: what it works on, and how to emit operations for it."""
+
+    def __init__(self, ctx: mlir.LoweringRuleContext, primitive: core.Primitive, stock: Callable[..., Any]):
+        self._ctx, self._primitive, self._stock = ctx, primitive, stock
+        axis_context = ctx.module_context.axis_context
+        assert isinstance(axis_context, SPMDAxisContext)
+        self.mesh: AnyMesh = axis_context.mesh
+        self.manual_axes = frozenset(axis_context.manual_axes)
+        self.shape: tuple[int, ...] = tuple(ctx.avals_in[0].shape)
+        self.dtype = np.dtype(ctx.avals_in[0].dtype)
+        self.name_stack = str(ctx.name_stack)
+
+    @property
+    def fully_manual(self) -> bool:
+        return self.manual_axes == frozenset(self.mesh.axis_names)
+
+    def type(self, shape: Sequence[int], dtype: Any) -> ir.Type:
+        """The IR type of an array."""
+        return mlir.aval_to_ir_type(self._ctx.module_context, core.ShapedArray(tuple(shape), np.dtype(dtype)))
+
+    def local_reduce(self, x: ir.Value, dtype: Any, axes: tuple[str, ...]) -> ir.Value:
+        """The stock reduction within the cluster; ``x`` has the equation's shape and the given dtype."""
+        ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
+        kw = {} if self._primitive is parallel.psum_invariant_p else {"axis_index_groups": None}
+        return self._one(self._stock(ctx, x, axes=axes, **kw))
+
+    def local_reduce_scatter(
+        self, op: str, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int
+    ) -> ir.Value:
+        """Stock ``psum_scatter`` of a vector within the cluster, over ``size`` ranks; also for "pmax" and "pmin"."""
+        ctx = self._with(self._aval((elements,), dtype), self._aval((elements // size,), dtype))
+        params = dict(axis_name=axes, scatter_dimension=0, axis_index_groups=None, axis_size=size, tiled=True)
+        reducer = {"psum": lax.add_p, "pmax": lax.max_p, "pmin": lax.min_p}[op]
+        # The rule is a partial over the reducer; only the sum has a primitive of its own.
+        return self._one(_stock_rule(parallel.reduce_scatter_p).func(reducer, ctx, x, **params))
+
+    def local_all_gather(self, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int) -> ir.Value:
+        """Stock ``all_gather`` of a vector's pieces within the cluster; ``elements`` is the result's."""
+        ctx = self._with(self._aval((elements // size,), dtype), self._aval((elements,), dtype))
+        params = dict(axis_name=axes, all_gather_dimension=0, axis_index_groups=None, axis_size=size, tiled=True)
+        return self._one(_stock_rule(parallel.all_gather_p)(ctx, x, **params))
+
+    def function(self, f: Callable[..., Any], shape: Sequence[int], dtype: Any, *xs: ir.Value) -> ir.Value:
+        """Lowers an elementwise JAX function of arrays of one shape and dtype."""
+        ctx = self._ctx.replace(primitive=None, avals_in=[self._aval(shape, dtype)] * len(xs), avals_out=None)
+        return self._one(mlir.lower_fun(f, multiple_results=False)(ctx, *xs))
+
+    def in_manual_region(self, x: ir.Value, axes: tuple[str, ...]) -> ir.Value:
+        """Lowers the same equation again inside a nested shard_map over the axes that are not manual yet.
+
+        A custom call in a partly manual region is refused by the partitioner; nested, every axis is manual. The
+        operand keeps its own sharding over the further axes where its type knows it (explicit axes).
+        """
+        aval = self._ctx.avals_in[0]
+        spec = _own_spec(aval, self.manual_axes)
+        kw = {"axes": axes, "axis_index_groups": None}
+        primitive = parallel.psum_p if self._primitive is parallel.psum_invariant_p else self._primitive
+
+        def nested(y: Any) -> Any:
+            body = functools.partial(primitive.bind, **kw)
+            return shard_map_lib.shard_map(body, check_vma=False, in_specs=spec, out_specs=spec)(y)
+
+        if hasattr(core, "empty_mat"):
+            aval = aval.update(manual_axis_type=core.empty_mat)
+        ctx = self._ctx.replace(primitive=None, avals_in=[aval], avals_out=None)
+        with config._check_vma(False):
+            return self._one(mlir.lower_fun(nested, multiple_results=False)(ctx, x))
+
+    def _aval(self, shape: Sequence[int], dtype: Any) -> core.ShapedArray:
+        mesh = self._ctx.avals_in[0].sharding.mesh
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * len(shape)))
+        return core.ShapedArray(tuple(shape), np.dtype(dtype), sharding=sharding)
+
+    def _with(self, aval_in: core.ShapedArray, aval_out: core.ShapedArray) -> mlir.LoweringRuleContext:
+        return self._ctx.replace(avals_in=[aval_in], avals_out=[aval_out])
+
+    @staticmethod
+    def _one(results: Sequence[Any]) -> ir.Value:
+        (result,) = results
+        return result
+
+
+def _own_spec(aval: Any, manual: frozenset[str]) -> jax.sharding.PartitionSpec:
+    parts = []
+    for part in aval.sharding.spec:
+        names = tuple(a for a in _tuple(part) if isinstance(a, str) and a not in manual) if part is not None else ()
+        parts.append(names or None)
+    return jax.sharding.PartitionSpec(*parts)
+
+
+def _stock_rule(primitive: core.Primitive) -> Any:
+    """A collective's stock rule, past the wrapper that :func:`install` put around it."""
+    return _stock_rules.get(primitive) or mlir._lowerings[primitive].rule
+
+
+def _reduce(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: Any, *, axes: Any, **kw: Any) -> Any:
+    if not any(hooks.spans(a) for a in axes) or not isinstance(ctx.module_context.axis_context, SPMDAxisContext):
+        return stock(ctx, x, axes=axes, **kw)
+    if kw.get("axis_index_groups") is not None:
+        hooks.refuse(op, axes, "with axis_index_groups ")
+    if any(isinstance(a, int) for a in axes):
+        hooks.refuse(op, axes, "together with positional axes ")
+    lowering = Lowering(ctx, primitive, stock)
+    if not lowering.fully_manual:
+        return [lowering.in_manual_region(x, tuple(axes))]
+    return [hooks.reduce(op, lowering, x, tuple(axes))]
+
+
+def _refuse(hooks: Hooks, op: str, stock: Any, ctx: Any, *args: Any, **params: Any) -> Any:
+    axes = _tuple(params.get("axis_name", params.get("axes", ())))
+    if any(hooks.spans(a) for a in axes) and isinstance(ctx.module_context.axis_context, SPMDAxisContext):
+        hooks.refuse(op, axes, "")
+    return stock(ctx, *args, **params)
+
+
+def _axis_index(hooks: Hooks, stock: Any, ctx: Any, *, axis_name: Any) -> Any:
+    """The stock index within the cluster plus the ranks of the clusters before it."""
+    axis_context = ctx.module_context.axis_context
+    # Under a partly manual mesh the stock rule binds this primitive again in a nested shard_map: add once, here.
+    outermost = not getattr(_state, "in_axis_index", False)
+    _state.in_axis_index = True
+    try:
+        (index,) = stock(ctx, axis_name=axis_name)
+    finally:
+        _state.in_axis_index = not outermost
+    (axis,) = _tuple(axis_name)
+    if outermost and hooks.spans(axis) and isinstance(axis_context, SPMDAxisContext):
+        offset = hooks.local_offset(axis_context.mesh, axis)
+        index = hlo.add(index, mlir.ir_constant(np.int32(offset))) if offset else index
+    return [index]
+
+
+def _bounded_shard_map(hooks: Hooks, stock: Any, ctx: Any, *args: Any, **params: Any) -> Any:
+    """Marks where a shard_map begins and ends if JAX lowers it without a region (all its axes have local size 1).
+
+    The other clusters have a region there, which bounds how exchanges may move; see ordering/.
+    """
+    mesh = params["mesh"]
+    inline = all(mesh.shape[a] == 1 for a in params["newly_manual_axes"])
+    if not inline or not any(hooks.spans(a) for a in mesh.axis_names):
+        return stock(ctx, *args, **params)
+    custom_call(REGION_BEGIN, [], [], {}, side_effect=True)
+    results = list(stock(ctx, *args, **params))
+    custom_call(REGION_END, [], [], {}, side_effect=True)
+    return results
+
+
+COLLECTIVE_CHANNEL, DEVICE_TO_DEVICE = mlir.COLLECTIVE_CHANNEL_ID, mlir.DEVICE_TO_DEVICE_TYPE
+
+# Markers that the ordering pass reads and removes.
+REGION_BEGIN, REGION_END = "hetccl_region_begin", "hetccl_region_end"
+
+
+def custom_call(
+    target: str,
+    operands: Sequence[ir.Value],
+    result_types: Sequence[ir.Type],
+    attributes: Mapping[str, ir.Attribute],
+    *,
+    side_effect: bool,
+    aliases: Mapping[int, int] | None = None,
+) -> ir.Operation:
+    """A typed-FFI custom call with row-major operands and results."""
+    layouts = [list(range(ir.RankedTensorType(v.type).rank))[::-1] for v in operands]
+    result_layouts = [list(range(ir.RankedTensorType(t).rank))[::-1] for t in result_types]
+    op = mlir.custom_call(
+        target,
+        result_types=list(result_types),
+        operands=list(operands),
+        backend_config=dict(attributes),
+        has_side_effect=side_effect,
+        api_version=4,
+        operand_output_aliases=dict(aliases or {}),
+        operand_layouts=layouts,
+        result_layouts=result_layouts,
+    )
+    return op.operation
+
+
+def constant(value: np.ndarray | np.generic) -> ir.Value:
+    """An IR constant."""
+    return mlir.ir_constant(value)
+
+
+def _finishing(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def lower_jaxpr_to_module(*args: Any, **kwargs: Any) -> Any:
+        result = stock(*args, **kwargs)
+        hooks.finish_module(result.module)
+        return result
+
+    return lower_jaxpr_to_module
+
+
+# --- facts -------------------------------------------------------------------------------------------------------
+
+
+def concrete_mesh() -> jax.sharding.Mesh | None:
+    """The mesh that ``jax.set_mesh`` put in force, if any."""
+    mesh = mesh_lib.get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
+
+
+def removes_size_one_axes() -> bool:
+    """Whether JAX drops axes of local size 1 from types, which would drop a one-device cluster's collectives."""
+    return bool(config.remove_size_one_mesh_axis_from_type.value)
+
+
+def uses_shardy() -> bool:
+    """Whether programs are partitioned by Shardy; the ordering pass knows its regions only."""
+    return bool(config.use_shardy_partitioner.value)

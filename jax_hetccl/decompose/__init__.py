@@ -1,0 +1,1 @@
+"""One file per collective: how it becomes local collectives and exchanges."""

@@ -1,0 +1,1 @@
+"""One order of exchanges for a whole program: buckets, starts, dones and the token that ties them together."""

@@ -1,0 +1,328 @@
+"""The ordering pass over a lowered program (StableHLO).
+
+:func:`finish` walks a module once. In every block it replaces the exchange markers by buckets of
+``hetccl_exchange_start`` and ``hetccl_exchange_done`` in the order of :mod:`jax_hetccl.ordering.schedule`, threads one
+token (the *chain*) through all of them and through every call, loop, branch and manual computation on the way, and
+ends each outermost manual computation with a check that raises a failed exchange's error on all devices alike.
+
+The chain is what fixes the order: XLA may reorder, merge, drop or hoist anything that is only side-effecting, and
+different compilers do it differently; a data dependence they all keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jax_hetccl import _compat, exchange
+from jax_hetccl._compat import hlo, ir, sdy
+from jax_hetccl._errors import UnsupportedError
+from jax_hetccl.ordering import rewrite
+from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
+from jax_hetccl.world import World
+
+# Cheap operations that may move up with the exchange they feed; the ones a decomposition puts in front of it.
+_LIGHT = {
+    f"stablehlo.{name}"
+    for name in ("all_reduce", "reduce_scatter", "reshape", "convert", "pad", "slice", "constant", "transpose")
+} | {"sdy.sharding_constraint"}
+
+# Each started exchange holds its receive buffers; beyond this everything started is finished first.
+INFLIGHT_BYTES = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the pass made of a module: its exchanges in order, with the nesting, and the id the clusters compare."""
+
+    id: int
+    lines: tuple[str, ...]
+
+
+def finish(world: World, registry: exchange.Registry, module: ir.Module) -> Program | None:
+    """Orders the exchanges of a module in place.
+
+    Args:
+      world: gives the limits for buckets; its engine learns the plans.
+      registry: what the markers stand for.
+      module: as JAX lowered it.
+
+    Returns:
+      The program's exchanges, or None if it has none (then the module is untouched).
+
+    Raises:
+      UnsupportedError: an exchange stands in a region that the pass does not know.
+    """
+    walk = _Pass(world, registry, module)
+    if not walk.has_exchange(walk.functions["main"]):
+        walk.remove_markers()
+        return None
+    with module.context, ir.Location.unknown(module.context):
+        program = walk.run()
+        walk.remove_markers()
+        if not module.operation.verify():
+            raise RuntimeError("the ordering pass produced an invalid module")
+    return program
+
+
+class _Pass:
+    """One walk over a module. ``chain`` is always the latest value of the token."""
+
+    def __init__(self, world: World, registry: exchange.Registry, module: ir.Module):
+        self.world, self.registry, self.module = world, registry, module
+        self.functions = {
+            ir.StringAttr(f.operation.attributes["sym_name"]).value: f.operation
+            for f in module.body.operations
+            if f.operation.name == "func.func"
+        }
+        self.partitions = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
+        self.lines: list[str] = []
+        self._has: dict[str, bool] = {}  # functions with exchanges
+        self._threaded: dict[str, list[str]] = {}  # functions done, and their part of ``lines``
+        self._emitted: list[ir.Operation] = []  # starts and dones, whose attributes name the program
+        self._count = 0
+
+    def run(self) -> Program:
+        block = self.functions["main"].regions[0].blocks[0]
+        with ir.InsertionPoint.at_block_begin(block):
+            chain = _compat.constant(np.zeros((exchange.CHAIN_WORDS,), np.uint32))
+        chain = self.block(block, chain, checked=False)
+        if self.partitions == 1:
+            self.check(block, chain)
+        program = exchange.fingerprint(tuple(self.lines))
+        for index, op in self._numbered():
+            rewrite.add_attributes(op, program=exchange.i64(program), index=exchange.i64(index))
+        return Program(program, tuple(self.lines))
+
+    # --- what is where ---
+
+    def has_exchange(self, op: ir.Operation) -> bool:
+        """Whether an exchange runs when the operation does."""
+        if op.name == "stablehlo.custom_call":
+            return rewrite.target(op) == exchange.MARKER
+        for name in rewrite.callees(op):
+            if name not in self._has:
+                self._has[name] = False
+                self._has[name] = name in self.functions and self.has_exchange(self.functions[name])
+            if self._has[name]:
+                return True
+        return any(self.has_exchange(o) for o in rewrite.inner(op))
+
+    def item(self, op: ir.Operation, producers: dict[ir.Value, int]) -> Item:
+        """The operation as the scheduler sees it."""
+        needs = frozenset(producers[v] for v in rewrite.used(op) if v in producers)
+        if op.name == "stablehlo.custom_call" and rewrite.target(op) == exchange.MARKER:
+            spec = self.registry[rewrite.plan_id(op)]
+            return Item(Kind.EXCHANGE, needs, spec.payload, spec.group)
+        if self.has_exchange(op):
+            return Item(Kind.REGION, needs)
+        return Item(Kind.LIGHT if op.name in _LIGHT else Kind.PLAIN, needs)
+
+    # --- blocks ---
+
+    def block(self, block: ir.Block, chain: ir.Value, *, checked: bool) -> ir.Value:
+        """Orders a block and everything in it; ``checked`` says that a surrounding region has the check."""
+        *ops, end = (o.operation for o in block.operations)
+        for segment in rewrite.segments(ops, self.has_exchange):
+            chain = self.segment(segment, end, chain, checked)
+        return chain
+
+    def segment(self, ops: Sequence[ir.Operation], end: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+        producers = {v: i for i, op in enumerate(ops) for v in op.results}
+        items = [self.item(op, producers) for op in ops]
+        bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
+        steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
+        started: dict[tuple[int, ...], _Started] = {}
+        for step in steps:
+            match step:
+                case Run(i):
+                    ops[i].move_before(end)
+                    if items[i].kind is Kind.REGION:
+                        chain = self.region(ops[i], chain, checked)
+                case Start(bucket):
+                    with ir.InsertionPoint(end):
+                        chain, started[bucket] = self.start([ops[i] for i in bucket], chain)
+                case Done(bucket):
+                    with ir.InsertionPoint(end):
+                        chain = self.done([ops[i] for i in bucket], started.pop(bucket), chain)
+        return chain
+
+    def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Started]:
+        spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
+        teach(self.world, spec)
+        self.lines.append(f"{spec.wire_id:016x}")
+        sends = [v for m in markers for v in m.operands]
+        types = [v.type for m in markers for v in m.results]
+        op, chain, ticket, buffers = exchange.emit_start(spec, chain, sends, types)
+        self._emitted.append(op)
+        return chain, _Started(spec, ticket, buffers, sends)
+
+    def done(self, markers: Sequence[ir.Operation], started: _Started, chain: ir.Value) -> ir.Value:
+        op, chain, buffers = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, started.sends)
+        self._emitted.append(op)
+        results = iter(buffers)
+        for marker in markers:
+            for old in marker.results:
+                old.replace_all_uses_with(next(results))
+            marker.erase()
+        return chain
+
+    # --- regions ---
+
+    def region(self, op: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+        """Threads the chain through an operation with exchanges inside; returns the chain behind it."""
+        match op.name:
+            case "func.call":
+                return self.call(op, chain, checked)
+            case "stablehlo.while":
+                return self.loop(op, chain, checked)
+            case "stablehlo.case" | "stablehlo.if":
+                return self.branch(op, chain, checked)
+            case "sdy.manual_computation":
+                return self.manual(op, chain, checked)
+        inner = next(t for t in rewrite.texts(op, self.registry))
+        raise UnsupportedError(
+            f"{inner}: a collective over a spanning axis stands inside a {op.name} operation, through which exchanges "
+            "cannot be ordered. Move the collective out of it; jit, scan, while_loop, cond, remat and shard_map are fine."
+        )
+
+    def call(self, op: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+        (name,) = rewrite.callees(op)
+        if name in self._threaded:
+            self.lines.extend(self._threaded[name])
+        else:
+            before = len(self.lines)
+            rewrite.extend_signature(self.functions[name])
+            block = self.functions[name].regions[0].blocks[0]
+            inner = block.add_argument(exchange.chain_type(), op.location)
+            rewrite.extend_end(block, self.block(block, inner, checked=checked))
+            self._threaded[name] = self.lines[before:]
+        return rewrite.rebuilt(op, [*op.operands, chain]).results[-1]
+
+    def loop(self, op: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+        op = rewrite.rebuilt(op, [*op.operands, chain])
+        predicate, body = (r.blocks[0] for r in op.regions)
+        self.lines.append("loop(")
+        in_predicate = predicate.add_argument(exchange.chain_type(), op.location)
+        has_predicate = any(self.has_exchange(o.operation) for o in predicate.operations)
+        self.block(predicate, in_predicate, checked=True)
+        self.lines.append(",")
+        in_body = body.add_argument(exchange.chain_type(), op.location)
+        rewrite.extend_end(body, self.block(body, in_body, checked=checked))
+        self.lines.append(")")
+        chain = op.results[-1]
+        if has_predicate:
+            with rewrite.behind(op):
+                chain = exchange.emit_status(chain)
+        return chain
+
+    def branch(self, op: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+        op = rewrite.rebuilt(op, list(op.operands))
+        self.lines.append("branch(")
+        for region in op.regions:
+            rewrite.extend_end(region.blocks[0], self.block(region.blocks[0], chain, checked=checked))
+            self.lines.append("|")
+        self.lines.append(")")
+        return op.results[-1]
+
+    def manual(self, op: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+        shardings = {k: rewrite.replicated_too(op.attributes[k]) for k in ("in_shardings", "out_shardings")}
+        op = rewrite.rebuilt(op, [*op.operands, chain], attributes=shardings)
+        block = op.regions[0].blocks[0]
+        inner = block.add_argument(exchange.chain_type(), op.location)
+        full = rewrite.is_full(op, self.module)
+        inner = self.block(block, inner, checked=checked or full)
+        if full and not checked:
+            self.check(block, inner)
+        rewrite.extend_end(block, inner)
+        chain = op.results[-1]
+        return chain if full or checked else self.check_alone(op, chain)
+
+    # --- checks ---
+
+    def check(self, block: ir.Block, chain: ir.Value) -> None:
+        """Ends a block with the check; what the block computed passes through it, so that nothing behind it runs (a
+        local collective, say) on one device while another one has stopped."""
+        end = list(block.operations)[-1].operation
+        own = {v for o in block.operations for v in o.operation.results}
+        values = list(dict.fromkeys(v for v in end.operands if v in own and v != chain))
+        with ir.InsertionPoint(end):
+            checked = dict(zip(values, exchange.emit_check(self.agreed_flag(chain), values), strict=True))
+        for i, value in enumerate(list(end.operands)):
+            if value in checked:
+                end.operands[i] = checked[value]
+
+    def check_alone(self, op: ir.Operation, chain: ir.Value) -> ir.Value:
+        """The check behind a partly manual region, in a manual computation of its own."""
+        sharding = sdy.TensorShardingPerValueAttr(op.attributes["out_shardings"]).shardings[-1]
+        per_value = sdy.TensorShardingPerValueAttr.get([sharding])
+        axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(a) for a in rewrite.mesh_axes(op, self.module)])
+        with rewrite.behind(op):
+            region = sdy.ManualComputationOp([exchange.chain_type()], [chain], per_value, per_value, axes)
+        block = ir.Block.create_at_start(region.body, [exchange.chain_type()])
+        with ir.InsertionPoint(block):
+            exchange.emit_check(self.agreed_flag(block.arguments[0]), [])
+            sdy.return_([block.arguments[0]])
+        return region.operation.results[0]
+
+    def agreed_flag(self, chain: ir.Value) -> ir.Value:
+        """Whether an exchange failed on any device of the cluster: all of them must stop, or none."""
+        last = exchange.CHAIN_WORDS - 1
+        flag = hlo.slice(chain, [last], [last + 1], [1])
+        if self.partitions == 1:
+            return flag
+        groups = ir.DenseElementsAttr.get(np.arange(self.partitions, dtype=np.int64).reshape(1, -1))
+        handle = hlo.ChannelHandle.get(_compat.COLLECTIVE_CHANNEL, _compat.DEVICE_TO_DEVICE)
+        op = hlo.AllReduceOp(
+            [flag.type], [flag], groups, channel_handle=handle, use_global_device_ids=ir.BoolAttr.get(True)
+        )
+        scalar = ir.RankedTensorType.get([], ir.RankedTensorType(flag.type).element_type)
+        reducer = op.regions[0].blocks.append(scalar, scalar)
+        with ir.InsertionPoint(reducer):
+            hlo.return_([hlo.maximum(*reducer.arguments)])
+        return op.results[0]
+
+    # --- the end ---
+
+    def _numbered(self) -> list[tuple[int, ir.Operation]]:
+        """Starts and dones with the position of their exchange in the program."""
+        numbers: dict[ir.Value, int] = {}
+        result = []
+        for op in self._emitted:
+            ticket = op.results[1] if rewrite.target(op) == exchange.START else op.operands[1]
+            result.append((numbers.setdefault(ticket, len(numbers)), op))
+        return result
+
+    def remove_markers(self) -> None:
+        """Removes the region markers that a shard_map without a region left."""
+
+        def visit(op: ir.Operation) -> None:
+            for inner in list(rewrite.inner(op)):
+                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in (_compat.REGION_BEGIN, _compat.REGION_END):
+                    inner.erase()
+                elif len(inner.regions):
+                    visit(inner)
+
+        visit(self.module.operation)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Started:
+    spec: exchange.Exchange
+    ticket: ir.Value
+    buffers: list[ir.Value]
+    sends: list[ir.Value]
+
+
+def teach(world: World, spec: exchange.Exchange) -> None:
+    """Tells the engine an exchange's plan for each device of this process, and opens the channels it sends on."""
+    mine = {world.rank_of_device(d): d for d in jax.local_devices()}
+    world.ensure_channels((rank, r.peer) for rank, part in spec.plan.items() if rank in mine for r in part.sends)
+    for rank, part in spec.plan.items():
+        if rank in mine:
+            sends = [dataclasses.astuple(r) for r in part.sends]
+            recvs = [dataclasses.astuple(r) for r in part.recvs]
+            world.engine.add_plan(spec.id, spec.text, spec.wire_id, mine[rank].id, sends, recvs)

@@ -1,0 +1,168 @@
+"""Small readings and rewrites of StableHLO that the ordering pass is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jax_hetccl import _compat, exchange
+from jax_hetccl._compat import ir, sdy
+
+_CONFIG = "mhlo.backend_config"
+
+
+def target(op: ir.Operation) -> str:
+    """The target of a custom call, "" for any other operation."""
+    return ir.StringAttr(op.attributes["call_target_name"]).value if op.name == "stablehlo.custom_call" else ""
+
+
+def plan_id(op: ir.Operation) -> int:
+    """The exchange that a marker, start or done stands for."""
+    return exchange.u64(ir.DictAttr(op.attributes[_CONFIG])["plan"])
+
+
+def add_attributes(op: ir.Operation, **more: ir.Attribute) -> None:
+    """Adds attributes to a typed custom call."""
+    old = ir.DictAttr(op.attributes[_CONFIG])
+    op.attributes[_CONFIG] = ir.DictAttr.get({**{a.name: a.attr for a in old}, **more})
+
+
+def callees(op: ir.Operation) -> list[str]:
+    """The functions that an operation calls."""
+    names = [n for n in ("callee", "decomposition") if n in op.attributes]
+    return [ir.FlatSymbolRefAttr(op.attributes[n]).value for n in names]
+
+
+def inner(op: ir.Operation) -> Iterator[ir.Operation]:
+    """The operations directly inside an operation's regions."""
+    for region in op.regions:
+        for block in region.blocks:
+            for o in block.operations:
+                yield o.operation
+
+
+def used(op: ir.Operation) -> Iterator[ir.Value]:
+    """Every value an operation reads, also those its regions take from outside."""
+    yield from op.operands
+    for o in inner(op):
+        yield from used(o)
+
+
+def texts(op: ir.Operation, registry: exchange.Registry) -> Iterator[str]:
+    """What the exchanges inside an operation are."""
+    for o in inner(op):
+        if target(o) == exchange.MARKER:
+            yield registry[plan_id(o)].text
+        yield from texts(o, registry)
+
+
+def segments(ops: Sequence[ir.Operation], has_exchange: Callable[[ir.Operation], bool]) -> list[list[ir.Operation]]:
+    """Splits a block at the region markers that enclose an exchange; the markers themselves are left out.
+
+    In the other clusters the enclosed operations stand in a region of their own, which exchanges do not cross.
+    """
+    cuts: set[int] = set()
+    begins: list[int] = []
+    for i, op in enumerate(ops):
+        if target(op) == _compat.REGION_BEGIN:
+            begins.append(i)
+        elif target(op) == _compat.REGION_END:
+            begin = begins.pop()
+            if any(has_exchange(o) for o in ops[begin + 1 : i]):
+                cuts.update((begin, i))
+    result: list[list[ir.Operation]] = [[]]
+    for i, op in enumerate(ops):
+        if i in cuts:
+            result.append([])
+        elif target(op) not in (_compat.REGION_BEGIN, _compat.REGION_END):
+            result[-1].append(op)
+    return [s for s in result if s]
+
+
+def rebuilt(
+    op: ir.Operation,
+    operands: Sequence[ir.Value],
+    *,
+    attributes: Mapping[str, ir.Attribute] | None = None,
+) -> ir.Operation:
+    """Replaces an operation by one with other operands and a chain as an additional last result; its regions move."""
+    old = {name: op.attributes[name] for name in (a if isinstance(a, str) else a.name for a in op.attributes)}
+    new = ir.Operation.create(
+        op.name,
+        results=[*(r.type for r in op.results), exchange.chain_type()],
+        operands=list(operands),
+        attributes={**old, **(attributes or {})},
+        regions=len(op.regions),
+        ip=ir.InsertionPoint(op),
+        loc=op.location,
+    )
+    for old_region, new_region in zip(op.regions, new.regions, strict=True):
+        for block in list(old_region.blocks):
+            block.append_to(new_region)
+    for old_result, new_result in zip(op.results, new.results, strict=False):
+        old_result.replace_all_uses_with(new_result)
+    op.erase()
+    return new
+
+
+def extend_end(block: ir.Block, value: ir.Value) -> None:
+    """Adds a value to what a block returns."""
+    end = list(block.operations)[-1].operation
+    ir.Operation.create(
+        end.name, results=[], operands=[*end.operands, value], ip=ir.InsertionPoint(end), loc=end.location
+    )
+    end.erase()
+
+
+def extend_signature(function: ir.Operation) -> None:
+    """Adds a chain to a function's arguments and results."""
+    type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    chain = exchange.chain_type()
+    function.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get([*type_.inputs, chain], [*type_.results, chain])
+    )
+    for name in ("arg_attrs", "res_attrs"):
+        if name in function.attributes:
+            function.attributes[name] = ir.ArrayAttr.get([*ir.ArrayAttr(function.attributes[name]), ir.DictAttr.get({})])
+
+
+def replicated_too(shardings: ir.Attribute) -> ir.Attribute:
+    """Shardings of a manual computation's values with a replicated vector, the chain, added."""
+    old = list(sdy.TensorShardingPerValueAttr(shardings).shardings)
+    like = sdy.TensorShardingAttr(old[0]) if old else None
+    mesh = like.mesh_or_ref if like is not None else ir.FlatSymbolRefAttr.get("mesh")
+    replicated = sdy.TensorShardingAttr.get(mesh, [sdy.DimensionShardingAttr.get([], is_closed=True)])
+    return sdy.TensorShardingPerValueAttr.get([*old, replicated])
+
+
+def mesh_axes(op: ir.Operation, module: ir.Module) -> dict[str, int]:
+    """The axes and sizes of the mesh that a manual computation runs on."""
+    values = [*sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings]
+    values += sdy.TensorShardingPerValueAttr(op.attributes["out_shardings"]).shardings
+    reference = sdy.TensorShardingAttr(values[0]).mesh_or_ref
+    if isinstance(reference, ir.FlatSymbolRefAttr) or str(reference).startswith("@"):
+        name = ir.FlatSymbolRefAttr(reference).value
+        (mesh,) = (
+            o.operation.attributes["mesh"]
+            for o in module.body.operations
+            if o.operation.name == "sdy.mesh" and ir.StringAttr(o.operation.attributes["sym_name"]).value == name
+        )
+    else:
+        mesh = reference
+    return {axis.name: axis.size for axis in (sdy.MeshAxisAttr(a) for a in sdy.MeshAttr(mesh).axes)}
+
+
+def is_full(op: ir.Operation, module: ir.Module) -> bool:
+    """Whether a manual computation leaves nothing to the partitioner."""
+    manual = set(sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+    return math.prod(size for axis, size in mesh_axes(op, module).items() if axis not in manual) == 1
+
+
+@contextlib.contextmanager
+def behind(op: ir.Operation) -> Iterator[None]:
+    """Emits right behind an operation."""
+    operations = list(op.block.operations)
+    at = next(i for i, o in enumerate(operations) if o.operation == op)
+    with ir.InsertionPoint(operations[at + 1]):
+        yield
