@@ -17,7 +17,11 @@ _REDUCTIONS = 50
 
 def counters(stats: Mapping[str, Any]) -> dict[str, int]:
     """What this process has sent to other clusters so far; no channel leads anywhere else."""
-    return {"bytes_sent": stats["bytes_sent"], "messages": stats["messages_sent"]}
+    peers = stats["peers"].values()
+    return {
+        "bytes_sent": sum(peer["bytes_sent"] for peer in peers),
+        "messages": sum(peer["messages_sent"] for peer in peers),
+    }
 
 
 def main() -> None:
