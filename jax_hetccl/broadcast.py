@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_hetccl import session
 from jax_hetccl._errors import ConfigError, UnsupportedError
-from jax_hetccl.spanning import WORLD_AXIS, world_mesh
+from jax_hetccl.agreement import WORLD_AXIS, world_mesh
 
 
 def broadcast(tree: Any, root: int | str = 0) -> Any:

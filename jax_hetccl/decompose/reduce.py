@@ -26,7 +26,7 @@ import numpy as np
 
 from jax_hetccl import exchange, plan
 from jax_hetccl._compat import Lowering, constant, hlo, ir
-from jax_hetccl.spanning import MeshView
+from jax_hetccl.agreement import MeshView
 from jax_hetccl.world import World
 
 # Below this a second phase costs more than the bytes it saves (one exchange takes tens of microseconds).

@@ -133,8 +133,8 @@ class _Block:
 
     def _add(self, i: int) -> None:
         item = self.items[i]
-        if self.inflight and self.inflight + item.nbytes > self.inflight_bytes:
-            self._round()
+        while self.inflight and self.inflight + item.nbytes > self.inflight_bytes:
+            self._round()  # may start what waited for the last one, hence the loop
         bucket = self.open.setdefault(item.group, [])
         if bucket and sum(self.items[b].nbytes for b in bucket) + item.nbytes > self.bucket_bytes:
             self._start(item.group)

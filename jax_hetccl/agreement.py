@@ -1,0 +1,208 @@
+"""What the clusters agree on before a program runs: the meshes with a spanning axis.
+
+For every such mesh that is its :class:`MeshView`: the axis' local sizes and which rank sits where. Each process
+publishes its own the first time it traces over the mesh and waits, bounded, for one process of every other cluster.
+After that nothing waits: not tracing, not lowering, not compiling again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_hetccl import _compat
+from jax_hetccl._compat import AnyMesh
+from jax_hetccl._errors import AgreementError, UnsupportedError
+from jax_hetccl.exchange import fingerprint
+from jax_hetccl.world import World
+
+# An axis over every device of the world, for jax_hetccl's own programs. It needs no agreement.
+WORLD_AXIS = "hetccl_world"
+
+
+def world_mesh() -> jax.sharding.Mesh:
+    """This cluster's devices, in rank order, along :data:`WORLD_AXIS`."""
+    devices = sorted(jax.devices(), key=lambda d: d.id)
+    return jax.sharding.Mesh(np.asarray(devices), (WORLD_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshView:
+    """A mesh with a spanning axis, as all clusters see it.
+
+    Attributes:
+      names: the mesh's axis names.
+      axis: the one that spans.
+      shapes: the mesh's sizes in each cluster; they differ along ``axis`` only.
+      ranks: the world ranks in each cluster's mesh, an array of that shape.
+      cluster: which of them is ours.
+    """
+
+    names: tuple[str, ...]
+    axis: str
+    shapes: tuple[tuple[int, ...], ...]
+    ranks: tuple[np.ndarray, ...]
+    cluster: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The spanning axis' local size in each cluster."""
+        at = self.names.index(self.axis)
+        return tuple(shape[at] for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def offset(self) -> int:
+        """The global index of our first rank along the spanning axis."""
+        return sum(self.sizes[: self.cluster])
+
+    @property
+    def key(self) -> str:
+        """Names this view; equal in all clusters."""
+        return f"{fingerprint((self.names, self.axis, [r.tolist() for r in self.ranks])):016x}"
+
+    def lanes(self, axes: Sequence[str]) -> list[tuple[tuple[int, ...], ...]]:
+        """The ranks that reduce together over ``axes``: for each lane, for each cluster, its members.
+
+        Members are in row-major order of ``axes`` as given, as lax orders a local reduce-scatter's pieces.
+        """
+        where = [self.names.index(a) for a in axes]
+        per_cluster = []
+        for ranks in self.ranks:
+            front = np.moveaxis(ranks, where, range(len(where)))
+            members = math.prod(front.shape[: len(where)])
+            per_cluster.append(front.reshape(members, -1).T)
+        return [tuple(tuple(int(r) for r in c[lane]) for c in per_cluster) for lane in range(len(per_cluster[0]))]
+
+
+class Agreement:
+    """Agrees with the other clusters on meshes and remembers the result. Thread-safe."""
+
+    def __init__(self, world: World):
+        self._world = world
+        self._lock = threading.RLock()
+        self._views: dict[Any, MeshView] = {}
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._meshes: dict[str, int] = {}
+        self._devices: dict[Any, np.ndarray] = {}  # the last concrete mesh of each shape
+
+    def spans(self, name: object) -> bool:
+        """Whether an axis of that name spans clusters."""
+        return name == WORLD_AXIS or name in self._world.axes
+
+    def spanning_axis(self, names: Sequence[object]) -> str | None:
+        """The axis of a mesh that spans; an error if there are several."""
+        spanning = [str(n) for n in names if self.spans(n)]
+        if len(spanning) > 1:
+            raise AgreementError(
+                f"the mesh axes {spanning} all span clusters; one mesh can have one spanning axis. "
+                "Reduce over a mesh with one of them, or name only one in initialize(axes=...)."
+            )
+        return spanning[0] if spanning else None
+
+    def view(self, mesh: AnyMesh) -> MeshView:
+        """The agreed view of a mesh; the first call for a mesh waits for the other clusters."""
+        key = (tuple(mesh.axis_names), tuple(mesh.axis_sizes), self._ranks_key(mesh))
+        with self._lock:
+            if key not in self._views:
+                self._views[key] = self._agree(mesh)
+            return self._views[key]
+
+    def _ranks_key(self, mesh: AnyMesh) -> Any:
+        devices = self._concrete_devices(mesh)
+        return tuple(d.id for d in devices.flat)
+
+    def _concrete_devices(self, mesh: AnyMesh) -> np.ndarray:
+        """The devices of a mesh; an abstract one stands for the mesh in force, or the last one of its shape."""
+        shape = (tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+        if isinstance(mesh, jax.sharding.Mesh):
+            self._devices[shape] = mesh.devices
+            return mesh.devices
+        in_force = _compat.concrete_mesh()
+        if in_force is not None and (tuple(in_force.axis_names), tuple(in_force.axis_sizes)) == shape:
+            self._devices[shape] = in_force.devices
+        if shape not in self._devices:
+            devices = jax.devices()
+            if len(devices) != math.prod(mesh.axis_sizes):
+                raise AgreementError(
+                    f"cannot tell the devices of the abstract mesh {mesh}: use jax.set_mesh, or pass the "
+                    "jax.sharding.Mesh itself to shard_map"
+                )
+            self._devices[shape] = np.asarray(devices).reshape(mesh.axis_sizes)
+        return self._devices[shape]
+
+    def _agree(self, mesh: AnyMesh) -> MeshView:
+        world, axis = self._world, self.spanning_axis(mesh.axis_names)
+        assert axis is not None
+        _refuse_settings()
+        if axis == WORLD_AXIS:
+            shapes = tuple((c.devices,) for c in world.clusters)
+            ranks = tuple(np.arange(c.first_rank, c.first_rank + c.devices) for c in world.clusters)
+            return MeshView((WORLD_AXIS,), WORLD_AXIS, shapes, ranks, world.cluster)
+        devices = self._concrete_devices(mesh)
+        mine = {
+            "names": [str(n) for n in mesh.axis_names],
+            "shape": [int(n) for n in mesh.axis_sizes],
+            "ranks": [world.rank_of_device(d) for d in devices.flat],
+        }
+        number = self._meshes.get(axis, 0)
+        self._meshes[axis] = number + 1
+        key = f"mesh/{axis}/{number}"
+        world.control.publish(key, mine)
+        first = {m.cluster: m.index for m in reversed(world.control.members)}  # each cluster's first process
+        others = [i for c, i in first.items() if c != world.cluster]
+        answers = world.control.collect(key, others, world.config.arrival_timeout)
+        theirs = [mine if c.index == world.cluster else answers[first[c.index]] for c in world.clusters]
+        return self._checked(axis, theirs)
+
+    def _checked(self, axis: str, all_clusters: Sequence[Mapping[str, Any]]) -> MeshView:
+        world = self._world
+        mine = all_clusters[world.cluster]
+        at = mine["names"].index(axis)
+
+        def rest(c: Mapping[str, Any]) -> Any:
+            return [(n, s) for i, (n, s) in enumerate(zip(c["names"], c["shape"], strict=True)) if i != at]
+
+        for info, theirs in zip(world.clusters, all_clusters, strict=True):
+            if theirs["names"] != mine["names"] or rest(theirs) != rest(mine):
+                raise AgreementError(
+                    f"clusters {world.clusters[world.cluster].name!r} and {info.name!r} disagree about the mesh with the "
+                    f"spanning axis {axis!r}: {_show(mine)} here, {_show(theirs)} there. The axis names must be equal "
+                    f"and every size except {axis!r}'s."
+                )
+        sizes = tuple(c["shape"][at] for c in all_clusters)
+        agreed = self._sizes.setdefault(axis, sizes)
+        total = world.axes.get(axis)
+        if sizes != agreed or (total is not None and sum(sizes) != total):
+            expected = f"{sum(agreed)} = {agreed}" if sizes != agreed else f"{total} in initialize(axes=...)"
+            raise AgreementError(
+                f"the spanning axis {axis!r} has the size {sum(sizes)} = {sizes} (by cluster) in this mesh, but was "
+                f"agreed as {expected}. Use an axis of another name for a mesh of another size."
+            )
+        ranks = tuple(np.asarray(c["ranks"]).reshape(c["shape"]) for c in all_clusters)
+        return MeshView(
+            tuple(mine["names"]), axis, tuple(tuple(c["shape"]) for c in all_clusters), ranks, world.cluster
+        )
+
+
+def _show(mesh: Mapping[str, Any]) -> str:
+    return "(" + ", ".join(f"{n}={s}" for n, s in zip(mesh["names"], mesh["shape"], strict=True)) + ")"
+
+
+def _refuse_settings() -> None:
+    if _compat.removes_size_one_axes():
+        raise UnsupportedError(
+            "jax_remove_size_one_mesh_axis_from_type drops the collectives of a cluster with one device along a "
+            "spanning axis; set it to False"
+        )
+    if not _compat.uses_shardy():
+        raise UnsupportedError("spanning axes need the Shardy partitioner; set jax_use_shardy_partitioner to True")

@@ -1,0 +1,11 @@
+"""The table of cases, one module per subject. Importing this package registers all of them."""
+
+import importlib
+
+MODULES = ("ops", "dtypes", "sizes", "autodiff", "transforms", "order", "meshes", "refusals", "stock_hlo", "failing", "drawn", "alone")
+
+
+def load() -> None:
+    """Imports every module of cases."""
+    for name in MODULES:
+        importlib.import_module(f"cases.{name}")

@@ -1,0 +1,59 @@
+"""Fixtures and options of the whole test suite.
+
+``--soak`` runs the long versions: every case in every world and mode, more drawn examples, long repetitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+import cases
+from harness.cells import Cell, cells, world_order
+from harness.pool import Pool
+
+cases.load()
+hypothesis.settings.register_profile("short", max_examples=25, derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("soak", max_examples=400, deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the long versions of the tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cases(*modules): run these modules of the table of cases, one test per cell")
+    hypothesis.settings.load_profile("soak" if config.getoption("--soak") else "short")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("cases")
+    if marker is not None:
+        found = cells(marker.args, metafunc.config.getoption("--soak"))
+        metafunc.parametrize("cell", found, ids=[str(c) for c in found])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        callspec = getattr(item, "callspec", None)
+        cell = callspec.params.get("cell") if callspec else None
+        return world_order(cell) if isinstance(cell, Cell) else -1 if "pool" not in getattr(item, "fixturenames", ()) else 1000
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """The worlds and the oracle. At the end, everything that did not end in order is an error."""
+    made = Pool()
+    yield made
+    made.close()
+    if made.troubles:
+        pytest.fail("worlds did not end in order:\n" + "\n".join(made.troubles), pytrace=False)
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--soak")

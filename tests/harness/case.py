@@ -1,0 +1,96 @@
+"""The table of cases: a case is a function of an `Env`, known by name to every process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ON, OFF = (True,), (False,)
+BOTH = (True, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSpec:
+    """How a case's mesh is made from a cluster's devices. ``shape`` counts the devices of the other axes."""
+
+    axes: tuple[str, ...] = ("data",)
+    other: tuple[tuple[str, int], ...] = ()
+    types: str = "auto"
+    order: str = "given"
+
+    @property
+    def per_rank(self) -> int:
+        """Devices that share one position of the spanning axis."""
+        n = 1
+        for _, size in self.other:
+            n *= size
+        return n
+
+
+DATA = MeshSpec()
+DATA_MODEL = MeshSpec(("data", "model"), (("model", 2),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One program and what is expected of it.
+
+    Attributes:
+        name: ``module.function[id]``; workers look it up.
+        run: the program; gets an `Env` and returns a tree of arrays (or plain values).
+        vma: the check_vma modes in which it runs.
+        api: which spellings run: "lax", "hetccl".
+        mesh: how its mesh is made.
+        params: read by the program through ``env.params``.
+        tags: which worlds take it, see `cells`.
+        refused: if set, every cluster must raise an error of this class, with all of `says` in its text.
+        both_reject: stock JAX raises, and so must every cluster.
+        exact: the values carry no rounding that depends on the compiler, so clusters with different JAX versions
+            must agree bit by bit too.
+        limit_s: time one run may take.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    vma: tuple[bool, ...] = BOTH
+    api: tuple[str, ...] = ("lax",)
+    mesh: MeshSpec = DATA
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tags: frozenset[str] = frozenset()
+    refused: str | None = None
+    says: tuple[str, ...] = ()
+    both_reject: bool = False
+    exact: bool = False
+    limit_s: float = 40.0
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    *tags: str, table: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Registers a function as a case, or as one case for each row of ``table`` (row id -> params or options).
+
+    A row may set any of `Case`'s options under their own names; everything else becomes ``params``.
+    """
+    fields = {f.name for f in dataclasses.fields(Case)} - {"name", "run", "params", "tags"}
+
+    def register(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        base = f"{fn.__module__.removeprefix('cases.')}.{fn.__name__}"
+        for row, values in ({"": {}} if table is None else table).items():
+            name = f"{base}[{row}]" if row else base
+            own = {k: v for k, v in values.items() if k in fields}
+            params = {k: v for k, v in values.items() if k not in fields}
+            if name in CASES:
+                raise ValueError(f"two cases are named {name}")
+            CASES[name] = Case(name=name, run=fn, params=params, tags=frozenset(tags), **{**options, **own})
+        return fn
+
+    return register
+
+
+def module(*names: str) -> list[Case]:
+    """All cases of the modules named, in the order in which they were written."""
+    return [c for c in CASES.values() if c.name.split(".")[0] in names]

@@ -1,0 +1,70 @@
+"""What runs where: the cells of the table (case, mode, spelling) x (layout, transport)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from harness.case import Case, module
+from harness.judge import check
+from harness.layout import Layout
+from harness.pool import Pool, Run
+
+# (layout, transport) -> tags it takes; "!" marks a world that takes only one check_vma mode of each case, the two
+# modes in turn. Two clusters over shared memory carry everything; the others carry what depends on what they differ in.
+WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("2|1", "shm"): ("core", "refuse"),
+    ("2|1", "tcp"): ("wire", "smoke", "order"),
+    ("1|1", "shm"): ("smoke",),
+    ("1|1", "tcp"): ("smoke", "order"),
+    ("2|1|2", "tcp"): ("!core", "wire", "smoke", "order"),
+    ("2|1|2", "shm"): ("wire", "smoke", "!order"),
+    ("1+1|1", "tcp"): ("!core", "smoke"),
+    ("1+1|1", "shm"): ("smoke", "wire"),
+    ("4|4", "shm"): ("wide", "mesh", "smoke", "hlo"),
+    ("4|2", "tcp"): ("mesh", "smoke"),
+}
+_NEEDS_EVEN_PAIRS = {"pp"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One test: a run in a world."""
+
+    layout: str
+    transport: str
+    run: Run
+
+    def __str__(self) -> str:
+        vma = "vma" if self.run.vma else "novma"
+        return f"{self.layout}-{self.transport}-{self.run.case.name}-{vma}-{self.run.api}"
+
+    def check(self, pool: Pool) -> None:
+        check(pool, pool.world(Layout.parse(self.layout), self.transport), self.run)
+
+
+def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
+    """(runs at all, in both modes)."""
+    if "soak" in case.tags:
+        return soak and "smoke" in tags, True
+    whole = bool(case.tags & set(tags))
+    half = bool(case.tags & {t[1:] for t in tags if t.startswith("!")})
+    return whole or half or (soak and "core" in case.tags), whole or soak
+
+
+def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
+    """The cells of these modules of cases."""
+    found = []
+    for (layout, transport), tags in WORLDS.items():
+        for number, case in enumerate(module(*modules)):
+            runs, both = _takes(tags, case, soak)
+            if not runs or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4|4"):
+                continue
+            modes = case.vma if both or len(case.vma) == 1 else (case.vma[number % 2],)
+            apis = case.api if both else case.api[:1]
+            found += [Cell(layout, transport, Run(case, vma, api)) for vma in modes for api in apis]
+    return found
+
+
+def world_order(cell: Cell) -> int:
+    """Position of the cell's world: tests of one world run together."""
+    return list(WORLDS).index((cell.layout, cell.transport))

@@ -1,0 +1,160 @@
+"""The verdict on one run: equal to the oracle, equal on every replica, or refused as the table says."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import numpy as np
+
+from harness.case import Case
+from harness.pool import Pool, Reply, Run, World, WorkerGone
+from harness.results import Leaf
+
+# Relative tolerance per dtype: a few units in the last place, for sums in another order.
+_RTOL = {
+    "float64": 1e-12, "complex128": 1e-12, "float32": 2e-5, "complex64": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2,
+}  # fmt: skip
+
+
+def check(pool: Pool, world: World, run: Run, compiler_differs: bool = False) -> None:
+    """Runs a case in the oracle and in a world, and fails with every difference found.
+
+    Args:
+        pool: gives the oracle; a world that is not well afterwards is discarded.
+        world: where to run.
+        run: what to run.
+        compiler_differs: the clusters have different JAX versions, so replicas computed after the exchange may differ
+            in rounding unless the case is `exact`.
+    """
+    try:
+        replies = world.run(run)
+    except WorkerGone:
+        pool.discard()
+        raise
+    try:
+        problems = _problems(pool, world, run, replies, compiler_differs)
+    finally:
+        if any(r.health for r in replies) or _uneven(replies):
+            pool.discard()
+    if problems:
+        head = f"{run.case.name} vma={run.vma} api={run.api} on {world.layout} over {world.transport}"
+        raise AssertionError("\n".join([head, *problems]))
+
+
+def _uneven(replies: list[Reply]) -> bool:
+    """Some raised and some did not: those that did not may have left exchanges behind."""
+    return len({r.error is None for r in replies}) > 1
+
+
+def _problems(pool: Pool, world: World, run: Run, replies: list[Reply], compiler_differs: bool) -> list[str]:
+    case = run.case
+    if "hlo" in case.tags:
+        return [p for r in replies for p in _stock_text(pool, world, run, r)]
+    if case.refused:
+        return [p for r in replies for p in _refusal(case, r)]
+    oracle = pool.oracle.run(run, world.layout.devices)
+    if case.both_reject:
+        silent = [] if oracle.error else ["stock JAX accepts this: the table is wrong"]
+        return silent + [f"{r.label}: accepted, but stock JAX raises {_line(oracle.error)}" for r in replies if not r.error]
+    if oracle.error:
+        return [f"the oracle itself failed: {oracle.error['trace']}"]
+    failed = [f"{r.label}: raised {r.error['trace']}" for r in replies if r.error]
+    if failed:
+        return failed
+    return _compare(oracle, replies, bitwise=case.exact or not compiler_differs)
+
+
+def _line(error: dict[str, Any] | None) -> str:
+    return f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}" if error else "nothing"
+
+
+def _refusal(case: Case, reply: Reply) -> list[str]:
+    if reply.error is None:
+        return [f"{reply.label}: accepted; expected {case.refused} with {case.says}"]
+    names = [b.rsplit(".", 1)[-1] for b in reply.error["bases"]]
+    missing = [s for s in case.says if s not in reply.error["message"]]
+    if case.refused not in names or missing:
+        return [f"{reply.label}: expected {case.refused} saying {case.says}, lacks {missing}; got {reply.error['trace']}"]
+    return []
+
+
+def _stock_text(pool: Pool, world: World, run: Run, reply: Reply) -> list[str]:
+    """The process's own program text against that of a stock process with as many devices."""
+    if reply.error:
+        return [f"{reply.label}: raised {reply.error['trace']}"]
+    devices = world.layout.devices[reply.cluster]
+    stock = pool.stock(devices).run(run, (devices,))
+    if stock.error:
+        return [f"stock JAX itself failed: {stock.error['trace']}"]
+    problems = []
+    for key, wanted in (stock.leaves or {}).items():
+        want = wanted.shards[-1].tobytes().decode()
+        got = (reply.leaves or {})[key].shards[-1].tobytes().decode()
+        if want != got:
+            lines = difflib.unified_diff(want.splitlines(), got.splitlines(), "stock", reply.label, lineterm="", n=1)
+            problems.append(f"{reply.label}: {key} text differs\n" + "\n".join(list(lines)[:60]))
+    return problems
+
+
+def _compare(oracle: Reply, replies: list[Reply], bitwise: bool) -> list[str]:
+    assert oracle.leaves is not None
+    problems = []
+    for key, wanted in oracle.leaves.items():
+        found: dict[int, list[tuple[str, Leaf]]] = {}
+        for r in replies:
+            leaf = (r.leaves or {}).get(key)
+            if leaf is None:
+                problems.append(f"leaf {key or '(root)'}: {r.label} has {sorted(r.leaves or {})}")
+                continue
+            if (leaf.dtype, leaf.weak) != (wanted.dtype, wanted.weak):
+                problems.append(
+                    f"leaf {key or '(root)'}: {r.label} has {leaf.dtype} weak={leaf.weak}, "
+                    f"oracle {wanted.dtype} weak={wanted.weak}"
+                )
+                continue
+            for at in leaf.shards:
+                found.setdefault(at, []).append((r.label, leaf))
+        problems += _leaf(key or "(root)", wanted, found, bitwise)
+    return problems
+
+
+def _leaf(key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], bitwise: bool) -> list[str]:
+    if set(found) != set(wanted.shards):
+        return [f"leaf {key}: ranks {sorted(found)} answered, expected {sorted(wanted.shards)}"]
+    problems = []
+    replicas: dict[str, tuple[str, bytes]] = {}
+    for at, holders in sorted(found.items()):
+        for label, leaf in holders:
+            where = f"leaf {key}, rank {at} ({label})"
+            problem = _differs(wanted.shards[at], leaf.shards[at])
+            if problem:
+                problems.append(f"{where}: {problem}")
+            data = leaf.shards[at].tobytes()
+            first_where, first = replicas.setdefault(wanted.index[at], (where, data))
+            if bitwise and first != data:
+                problems.append(f"{where}: bits differ from the replica of {first_where}")
+    return problems
+
+
+def _differs(want: np.ndarray, got: np.ndarray) -> str | None:
+    """What is wrong with one shard, or None."""
+    if want.shape != got.shape:
+        return f"shape {got.shape}, oracle {want.shape}"
+    if want.size == 0:
+        return None
+    name = str(want.dtype)
+    if want.dtype.kind in "biu" or name.startswith(("int", "uint")):
+        bad = want.astype(np.int64) != got.astype(np.int64) if name != "uint64" else want != got
+        wide_w, wide_g = want, got
+    else:
+        wide = np.complex128 if want.dtype.kind == "c" else np.float64
+        wide_w, wide_g = want.astype(wide), got.astype(wide)
+        rtol = _RTOL.get(name, 0.0)
+        scale = np.nanmax(np.abs(np.where(np.isfinite(wide_w), wide_w, 0)), initial=0.0)
+        with np.errstate(invalid="ignore"):
+            bad = ~np.isclose(wide_g, wide_w, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    if not bad.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{int(bad.sum())} of {bad.size} elements differ, first at {at}: got {wide_g[at]}, oracle {wide_w[at]} ({name})"

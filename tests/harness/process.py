@@ -1,0 +1,131 @@
+"""One worker process as the tests see it: start, ask, answer, kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+_DROPPED = ("HETCCL_", "JAX_", "XLA_", "TF_", "PYTHONPATH")
+
+
+class WorkerGone(Exception):
+    """The process ended, or did not answer in time. The text carries the end of its stderr."""
+
+
+class Process:
+    """A worker process in a process group of its own.
+
+    Args:
+        label: how messages call it, e.g. ``left/0``.
+        python: the interpreter.
+        setup: see `harness.worker.Worker`.
+        devices: CPU devices to give it.
+        environment: variables added to a cleaned copy of ours.
+        directory: where its stderr goes and what it starts in.
+    """
+
+    def __init__(
+        self, label: str, python: str, setup: dict[str, Any], devices: int, environment: dict[str, str], directory: Path
+    ) -> None:
+        self.label = label
+        self._stderr = directory / (label.replace("/", "-") + ".stderr")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
+        env = {
+            **kept,
+            "PYTHONPATH": str(TESTS),
+            "PYTHONFAULTHANDLER": "1",
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "TF_CPP_MIN_LOG_LEVEL": "1",
+            **environment,
+        }
+        with self._stderr.open("w") as stderr:
+            self._child = subprocess.Popen(
+                [python, "-m", "harness.worker", json.dumps(setup)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                env=env, cwd=directory, start_new_session=True, text=True, bufsize=1,
+            )  # fmt: skip
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._next = 0
+        threading.Thread(target=self._read, name=f"read-{label}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def ask(self, **request: Any) -> int:
+        """Sends a request and returns at once; `answer` brings the reply."""
+        self._next += 1
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps({"id": self._next, **request}) + "\n")
+        except OSError as error:
+            raise WorkerGone(self._gone("is gone")) from error
+        return self._next
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        """The next reply. Raises WorkerGone when the process ends first or ``timeout`` seconds pass."""
+        try:
+            reply = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            raise WorkerGone(self._gone(f"did not answer within {timeout:.0f} s")) from None
+        if reply is None:
+            raise WorkerGone(self._gone(f"ended with status {self._wait(5)}"))
+        return reply
+
+    def _gone(self, what: str) -> str:
+        return f"{self.label} (pid {self.pid}) {what}; end of its stderr:\n{self.tail()}"
+
+    def tail(self, chars: int = 4000) -> str:
+        """The end of what the process wrote to stderr."""
+        text = self._stderr.read_text(errors="replace")
+        return "\n".join(f"  [{self.label}] {line}" for line in text[-chars:].splitlines())
+
+    def alive(self) -> bool:
+        return self._child.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def _wait(self, timeout: float) -> int | None:
+        try:
+            return self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def leave(self, timeout: float) -> int | None:
+        """Asks it to end by itself; returns its exit status, or None if it was still there after ``timeout``."""
+        started = time.monotonic()
+        try:
+            self.ask(op="exit")
+        except WorkerGone:
+            pass
+        return self._wait(max(0.1, timeout - (time.monotonic() - started)))
+
+    def kill(self) -> None:
+        """Ends the process and everything that it started."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    pass

@@ -1,0 +1,94 @@
+"""The harness finds what it is there to find: wrong values, unequal replicas, missing ranks, hangs, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from harness.case import CASES
+from harness.judge import _differs, check
+from harness.layout import Layout
+from harness.pool import Pool, Run, World, WorkerGone
+
+
+class _BarePool(Pool):
+    """A pool whose worlds share nothing and need no jax_hetccl."""
+
+    def world(self, layout: Layout, transport: str, pythons: tuple[str, ...] = ()) -> World:
+        key = (layout, transport, pythons)
+        if self._world is None or key != self._key:
+            self.discard()
+            self._world, self._key = World(layout, transport, joined=False), key
+        return self._world
+
+
+@pytest.fixture(scope="module")
+def bare(pool: Pool) -> Iterator[_BarePool]:
+    pool.retire()
+    made = _BarePool()
+    yield made
+    made.discard()
+    made.close()
+
+
+def _check(bare: _BarePool, name: str, layout: str = "2|1") -> None:
+    case = CASES["alone." + name]
+    for vma in case.vma[:1]:
+        check(bare, bare.world(Layout.parse(layout), "tcp"), Run(case, vma))
+
+
+def test_layout_text() -> None:
+    layout = Layout.parse("1+2|4")
+    assert (str(layout), layout.devices, layout.names()) == ("1+2|4", (3, 4), "left:2,right:1")
+    assert layout.members() == [(0, 0, 1), (0, 1, 2), (1, 0, 4)]
+
+
+def test_equal_results_pass(bare: _BarePool) -> None:
+    _check(bare, "rows")
+
+
+@pytest.mark.parametrize("name", ["grid", "grid_transposed"])
+def test_placement_on_two_axes(bare: _BarePool, name: str) -> None:
+    _check(bare, name, "4|2")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wrong_value", "rank 0 .left/0.: 3 of 3 elements differ"),
+        ("wrong_replica", "rank 2 .right/0.: bits differ"),
+        ("never_refuses", "right/0: accepted; expected UnsupportedError"),
+        ("raises_in_one_cluster", "right/0: raised (.|\n)*not here"),
+    ],
+)
+def test_differences_are_found(bare: _BarePool, name: str, text: str) -> None:
+    with pytest.raises(AssertionError, match=text):
+        _check(bare, name)
+
+
+@pytest.mark.parametrize(("name", "text"), [("hangs", "did not answer within"), ("dies", "ended with status 7")])
+def test_a_lost_worker_is_reported_and_replaced(bare: _BarePool, name: str, text: str) -> None:
+    with pytest.raises(WorkerGone, match=text):
+        _check(bare, name)
+    _check(bare, "rows")
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "differs"),
+    [
+        (np.float32([1, 2]), np.float32([1, 2.00001]), False),
+        (np.float32([1, 2]), np.float32([1, 2.001]), True),
+        (np.int32([1, 2]), np.int32([1, 3]), True),
+        (np.uint64([2**63]), np.uint64([2**63 + 1]), True),
+        (np.float32([np.nan]), np.float32([np.nan]), False),
+        (np.float32([np.nan]), np.float32([0]), True),
+        (np.float32([np.inf]), np.float32([-np.inf]), True),
+        (np.complex64([1 + 1j]), np.complex64([1 - 1j]), True),
+        (np.bool_([True]), np.bool_([False]), True),
+        (np.zeros((0, 3)), np.zeros((3, 0)), True),
+    ],
+)
+def test_tolerances(want: np.ndarray, got: np.ndarray, differs: bool) -> None:
+    assert (_differs(want, got) is not None) == differs
