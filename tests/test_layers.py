@@ -4,15 +4,109 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "jax_hetccl"
 MODULES = {
     ".".join(p.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__").removesuffix("__init__"): p
     for p in sorted(PACKAGE.rglob("*.py"))
 }
+
+
+# Bottom to top. A module may import lower layers and its own group; groups of one layer do not know each other.
+LAYERS: list[set[str]] = [
+    {"_errors", "_secret", "_compat", "_native", "plan"},
+    {"_config", "exchange"},
+    {"rendezvous"},
+    {"island", "connect", "failure"},
+    {"world"},
+    {"agreement"},
+    {"decompose", "ordering"},
+    {"spanning"},
+    {"session"},
+    {"broadcast", "collectives"},
+    {""},  # the public names
+    {"launch"},
+    {"demo"},
+    {"cli"},
+]
+# May import the standard library and numpy, nothing else: they are tested as plain functions.
+PURE = ("plan", "ordering.schedule")
+
+
+def _group(module: str) -> str:
+    return module.split(".")[0]
+
+
+def _imports(module: str) -> set[str]:
+    """Modules of this package that a module imports, anywhere in its text."""
+    found: set[str] = set()
+    package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join(["jax_hetccl", *filter(None, up)]) if node.level else ""
+            full = ".".join(filter(None, (base, node.module)))
+            names = [f"{full}.{a.name}" for a in node.names]
+        for name in names:
+            if name.split(".")[0] == "jax_hetccl":
+                found.add(_resolve(name.removeprefix("jax_hetccl").lstrip(".")))
+    return found - {module}
+
+
+def _resolve(name: str) -> str:
+    """The module that a dotted name belongs to: the longest prefix that is one."""
+    while name not in MODULES and name.split(".")[0] != "_native":
+        name = name.rpartition(".")[0]
+    return "_native" if name.startswith("_native") else name
+
+
+def _level(module: str) -> int:
+    return next(i for i, groups in enumerate(LAYERS) if _group(module) in groups)
+
+
+def test_every_module_has_a_layer() -> None:
+    known = set().union(*LAYERS)
+    assert not (missing := {m for m in MODULES if _group(m) not in known}), f"give these a layer: {sorted(missing)}"
+
+
+def test_dependencies_point_down() -> None:
+    wrong = [
+        f"{module} imports {other or 'jax_hetccl'}"
+        for module in MODULES
+        for other in _imports(module)
+        if _group(other) != _group(module) and _level(other) >= _level(module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_cycles() -> None:
+    graph = {m: {o for o in _imports(m) if o in MODULES and MODULES[o].name != "__init__.py"} for m in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, "cycle: " + " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_pure_modules() -> None:
+    for module in PURE:
+        text = MODULES[module].read_text()
+        roots = {a.name.split(".")[0] for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names}
+        roots |= {(n.module or "").split(".")[0] for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
+        allowed = set(sys.stdlib_module_names) | {"numpy", "jax_hetccl"}
+        assert roots <= allowed, f"{module} imports {sorted(roots - allowed)}"
+        assert all(_group(o) in ("_errors", *map(_group, PURE)) for o in _imports(module)), f"{module}: {_imports(module)}"
 
 
 def test_private_jax_names_only_in_compat() -> None:
