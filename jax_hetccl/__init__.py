@@ -21,10 +21,9 @@ from jax_hetccl._errors import (
 )
 from jax_hetccl.broadcast import broadcast
 from jax_hetccl.collectives import axis_index, axis_size, pmax, pmean, pmin, psum
-from jax_hetccl.failure import check
 from jax_hetccl.session import initialize, make_mesh, shutdown
 from jax_hetccl.spanning import sharded_cotangents
-from jax_hetccl.world import World, world
+from jax_hetccl.world import World, check, world
 
 __version__ = "0.1.0"
 

@@ -28,10 +28,6 @@ from jax_hetccl.rendezvous.join import join
 
 _log = logging.getLogger(__name__)
 
-# A ring of four slots of this size keeps a core's second-level cache; larger ones measured slower.
-_SLOT_BYTES = 256 * 1024
-_SLOTS = 4
-
 # How long an orderly end waits for exchanges that are still under way.
 _DRAIN_S = 10.0
 _CLOSE_S = 3.0
@@ -293,13 +289,7 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
     from jax_hetccl import _native
 
     return _native.Engine(
-        epoch=control.epoch,
-        cluster=config.cluster,
-        process=config.process,
-        timeout_s=config.timeout,
-        arrival_timeout_s=config.arrival_timeout,
-        slot_bytes=_SLOT_BYTES,
-        slots=_SLOTS,
+        epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout
     )
 
 
