@@ -1,0 +1,177 @@
+#include "xla_ffi/exchange/engine.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "xla_ffi/bindings/bindings.h"
+#include "xla_ffi/bindings/transports.h"
+
+namespace hetccl::bindings {
+
+namespace nb = nanobind;
+using namespace nanobind::literals;
+
+namespace {
+
+using PeerTuple = std::tuple<uint32_t, uint32_t, uint64_t, uint64_t>;
+using ZeroTuple = std::tuple<uint32_t, uint64_t, uint64_t>;
+
+struct Failure {
+  std::string kind;
+  std::string message;
+};
+
+void Raise(const Status& status) {
+  if (!status.ok()) throw std::runtime_error("hetccl: " + status.message());
+}
+
+std::optional<Failure> ToFailure(const Status& status) {
+  if (status.ok()) return std::nullopt;
+  return Failure{KindName(status.kind()), status.message()};
+}
+
+std::vector<PeerRange> Ranges(const std::vector<PeerTuple>& tuples) {
+  std::vector<PeerRange> ranges;
+  for (const auto& [peer, buffer, offset, bytes] : tuples) {
+    ranges.push_back({peer, buffer, offset, bytes});
+  }
+  return ranges;
+}
+
+void AddPlan(EngineObject& self, uint64_t plan_id, std::string text, uint64_t wire_id,
+             int device_ordinal, const std::vector<PeerTuple>& sends,
+             const std::vector<PeerTuple>& recvs, const std::vector<ZeroTuple>& fills) {
+  std::vector<ZeroRange> zeros;
+  for (const auto& [buffer, offset, bytes] : fills) zeros.push_back({buffer, offset, bytes});
+  Raise(self.engine->AddPlan(plan_id, std::move(text), wire_id, device_ordinal, Ranges(sends),
+                       Ranges(recvs), std::move(zeros)));
+}
+
+nb::dict Stats(EngineObject& self) {
+  const EngineStats stats = self.engine->Stats();
+  PeerStats total;
+  nb::dict peers;
+  const auto entry = [](const PeerStats& peer) {
+    nb::dict out;
+    out["bytes_sent"] = peer.bytes_sent;
+    out["bytes_received"] = peer.bytes_received;
+    out["messages_sent"] = peer.messages_sent;
+    out["messages_received"] = peer.messages_received;
+    return out;
+  };
+  for (const auto& [rank, peer] : stats.peers) {
+    peers[nb::int_(rank)] = entry(peer);
+    total.bytes_sent += peer.bytes_sent;
+    total.bytes_received += peer.bytes_received;
+    total.messages_sent += peer.messages_sent;
+    total.messages_received += peer.messages_received;
+  }
+  nb::dict out = entry(total);
+  out["peers"] = peers;
+  out["in_flight"] = stats.in_flight;
+  out["copies"] = stats.copied;
+  nb::dict threads;
+  threads["proxy"] = stats.proxy_threads;
+  threads["completion"] = stats.completion_threads;
+  threads["watchdog"] = 1;
+  out["threads"] = threads;
+  return out;
+}
+
+void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arrival_timeout_s,
+               double mismatch_grace_s, double abort_grace_s, int proxy_threads, double spin_us) {
+  EngineOptions options;
+  options.epoch = epoch;
+  options.timeout_s = timeout_s;
+  options.arrival_timeout_s = arrival_timeout_s;
+  options.mismatch_grace_s = mismatch_grace_s;
+  options.abort_grace_s = abort_grace_s;
+  options.proxy_threads = proxy_threads;
+  options.spin_us = spin_us;
+  new (self) EngineObject(std::make_shared<Engine>(options));
+}
+
+}  // namespace
+
+EngineObject::~EngineObject() {
+  // Joining threads that run XLA programs with Python callbacks needs the GIL released.
+  if (engine.use_count() != 1) return;
+  nb::gil_scoped_release release;
+  engine.reset();
+}
+
+void DefineEngine(nb::module_& module) {
+  nb::class_<Failure>(module, "Failure")
+      .def(nb::init<std::string, std::string>(), "kind"_a, "message"_a)
+      .def_ro("kind", &Failure::kind)
+      .def_ro("message", &Failure::message)
+      .def("__repr__", [](const Failure& failure) {
+        return "Failure(" + failure.kind + ": " + failure.message + ")";
+      });
+  nb::class_<EngineObject>(module, "Engine")
+      .def("__init__", &Construct, nb::kw_only(), "epoch"_a, "timeout_s"_a = 60.0,
+           "arrival_timeout_s"_a = 600.0, "mismatch_grace_s"_a = 2.0, "abort_grace_s"_a = 2.0,
+           "proxy_threads"_a = 0, "spin_us"_a = 50.0)
+      .def("set_local_device", [](EngineObject& self, int ordinal, uint32_t rank) { self.engine->SetLocalDevice(ordinal, rank); }, "device_ordinal"_a, "rank"_a)
+      .def(
+          "set_rank_name",
+          [](EngineObject& self, uint32_t rank, std::string name) {
+            self.engine->directory().SetRank(rank, std::move(name));
+          },
+          "rank"_a, "name"_a)
+      .def(
+          "set_program",
+          [](EngineObject& self, uint64_t program, std::string text) {
+            self.engine->directory().SetProgram(program, std::move(text));
+          },
+          "program_id"_a, "text"_a)
+      .def(
+          "add_channel",
+          [](EngineObject& self, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
+             const std::string& transport, const std::vector<int>& fds) {
+            Raise(AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport, fds));
+          },
+          nb::kw_only(), "local_rank"_a, "peer_rank"_a, "outgoing"_a, "transport"_a, "fds"_a)
+      .def("add_plan", &AddPlan, "plan_id"_a, "text"_a, "wire_id"_a, "device_ordinal"_a,
+           "sends"_a, "recvs"_a, "fills"_a = std::vector<ZeroTuple>())
+      .def(
+          "wait_failure",
+          [](EngineObject& self, double timeout_s) -> std::optional<Failure> {
+            nb::gil_scoped_release release;
+            const auto candidate = self.engine->WaitFailure(Seconds(timeout_s));
+            return candidate ? ToFailure(*candidate) : std::nullopt;
+          },
+          "timeout_s"_a)
+      .def(
+          "abort",
+          [](EngineObject& self, const std::string& kind, std::string message) {
+            nb::gil_scoped_release release;
+            self.engine->Abort(Status(KindFromName(kind), std::move(message)));
+          },
+          "kind"_a, "message"_a)
+      .def("failure", [](EngineObject& self) { return ToFailure(self.engine->failure()); })
+      .def("stats", &Stats)
+      .def("pending", [](EngineObject& self) { return self.engine->Pending(); })
+      .def(
+          "close",
+          [](EngineObject& self, double timeout_s) {
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = self.engine->Close(Seconds(timeout_s));
+            }
+            Raise(status);
+          },
+          "timeout_s"_a = 5.0);
+}
+
+}  // namespace hetccl::bindings

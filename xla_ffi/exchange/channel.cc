@@ -1,0 +1,51 @@
+#include "xla_ffi/exchange/channel.h"
+
+#include <cstdio>
+
+namespace hetccl {
+
+std::string Channel::OperationName(const Exchange& exchange) const {
+  return exchange.plan().text() + " (exchange #" + std::to_string(exchange.index()) + " of " +
+         context_->directory.Program(exchange.program()) + ")";
+}
+
+void Channel::Break(Status status) {
+  broken_.store(true, std::memory_order_release);
+  context_->failure.Propose(status);
+}
+
+void Channel::CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by) {
+  const transport::PeerState state = endpoint.peer();
+  if (state == transport::PeerState::kAlive) return;
+  if (state == transport::PeerState::kGoodbye && needed_by == nullptr) return;
+  std::string text = "lost " + PeerName() + " at " + LocalName();
+  text += needed_by ? " during " + OperationName(*needed_by) : " while no operation was under way";
+  if (state == transport::PeerState::kGoodbye) {
+    text += ": it has left the world (shut down or ended) before this operation";
+  } else {
+    text += ": " + endpoint.lost_reason() + "; its process has died or was killed, see its output";
+  }
+  Break(Status(ErrorKind::kPeerLost, std::move(text)));
+}
+
+void Channel::Moved(size_t bytes) {
+  if (bytes == 0) return;
+  moved_.fetch_add(bytes, std::memory_order_relaxed);
+  bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  last_progress_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+}
+
+Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* preposition,
+                        uint64_t total, Duration waited, bool under_way, const char* hint) const {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.3g s", ToSeconds(waited));
+  std::string text = OperationName(exchange) + ": " + LocalName() + " " + verb + " " +
+                     std::to_string(moved_.load(std::memory_order_relaxed)) + " of " +
+                     std::to_string(total) + " bytes " + preposition + " " + PeerName() + ", then ";
+  text += under_way ? "nothing moved for " : "waited ";
+  text += seconds;
+  text += under_way ? " (HETCCL_TIMEOUT)" : " for it to begin (HETCCL_ARRIVAL_TIMEOUT)";
+  return Status(ErrorKind::kTimeout, text + "; " + hint);
+}
+
+}  // namespace hetccl

@@ -1,0 +1,127 @@
+// What both directions of a channel share: names, bounds, counters, and how they break.
+#ifndef XLA_FFI_EXCHANGE_CHANNEL_H_
+#define XLA_FFI_EXCHANGE_CHANNEL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/common/clock.h"
+#include "xla_ffi/common/status.h"
+#include "xla_ffi/exchange/directory.h"
+#include "xla_ffi/exchange/exchange.h"
+#include "xla_ffi/exchange/failure.h"
+#include "xla_ffi/proxy/task.h"
+#include "xla_ffi/transport/transport.h"
+
+namespace hetccl {
+
+// How long a channel waits for what.
+struct Bounds {
+  Duration progress;        // between two bytes of a message under way
+  Duration arrival;         // until the peer reaches the operation
+  Duration mismatch_grace;  // until a message of another program counts as a mismatch
+};
+
+// Shared by all channels of an engine.
+struct ChannelContext {
+  ChannelContext(uint64_t epoch, const Bounds& bounds, Duration abort_grace)
+      : epoch(epoch), bounds(bounds), failure(abort_grace) {}
+
+  const uint64_t epoch;
+  const Bounds bounds;
+  Directory directory;
+  FailureState failure;
+};
+
+// Counts the exchanges of a (program, index): both sides count alike, so the count tells runs of
+// one program apart. Not thread-safe.
+class OccurrenceCounter {
+ public:
+  uint64_t Next(uint64_t program, uint32_t index) { return counts_[{program, index}]++; }
+
+ private:
+  struct Hash {
+    size_t operator()(const std::pair<uint64_t, uint32_t>& key) const {
+      return std::hash<uint64_t>()(key.first * 0x9E3779B97F4A7C15u + key.second);
+    }
+  };
+  std::unordered_map<std::pair<uint64_t, uint32_t>, uint64_t, Hash> counts_;
+};
+
+// The base of both directions.
+//
+// Threads: Step and the transport belong to the proxy thread. Post (of the subclasses) comes from
+// XLA's threads, CheckDeadlines from the watchdog, FailAll from whoever adopts a failure. `mutex_`
+// guards the queues; no other lock is taken and nothing outside is called while it is held.
+//
+// A channel that breaks proposes the failure and stops moving; its parts stay pending until a
+// failure is adopted and FailAll comes.
+class Channel : public proxy::Task {
+ public:
+  Channel(std::shared_ptr<ChannelContext> context, uint32_t local_rank, uint32_t peer_rank)
+      : context_(std::move(context)), local_rank_(local_rank), peer_rank_(peer_rank) {}
+
+  uint32_t local_rank() const { return local_rank_; }
+  uint32_t peer_rank() const { return peer_rank_; }
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
+
+  // Proposes a timeout if a bound has passed. Any thread.
+  virtual void CheckDeadlines(TimePoint now) = 0;
+  // Ends all parts as failed, those posted later too. A part that the proxy thread is moving ends
+  // on that thread, in its next step. Any thread.
+  virtual void FailAll() = 0;
+  // One line for each part that is queued or moving. Any thread.
+  virtual void Describe(std::vector<std::string>* lines) const = 0;
+  // Ends what FailAll left to the proxy thread and says goodbye to the peer. Requires FailAll and
+  // that no proxy thread runs any more.
+  virtual void Shutdown() = 0;
+  // See transport::Endpoint::Drained; after Shutdown.
+  virtual bool Drained() = 0;
+
+ protected:
+  std::string PeerName() const { return context_->directory.Rank(peer_rank_); }
+  std::string LocalName() const { return context_->directory.Rank(local_rank_); }
+  // "psum/data f32[4] (exchange #2 of program 1f (train))"
+  std::string OperationName(const Exchange& exchange) const;
+  // The channel carries nothing from now on. Proxy thread.
+  void Break(Status status);
+  // Breaks if the peer is gone; `needed_by` is the operation that needs it, or null when idle.
+  void CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by);
+  // Counts progress of the part under way. Proxy thread.
+  void Moved(size_t bytes);
+  // The text of a timeout.
+  Status Timeout(const Exchange& exchange, const char* verb, const char* preposition,
+                 uint64_t total, Duration waited, bool under_way, const char* hint) const;
+
+  const std::shared_ptr<ChannelContext> context_;
+  const uint32_t local_rank_;
+  const uint32_t peer_rank_;
+  std::atomic<bool> broken_{false};
+
+  // Of the part under way; written by the proxy thread.
+  std::atomic<uint64_t> moved_{0};
+  std::atomic<int64_t> last_progress_{0};  // Clock ticks
+
+  mutable std::mutex mutex_;
+  bool closed_ = false;        // guarded by mutex_: parts are refused
+  TimePoint idle_since_{};     // guarded by mutex_: when the last part ended
+  OccurrenceCounter counter_;  // guarded by mutex_
+
+ private:
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> messages_{0};
+
+ protected:
+  void CountMessage() { messages_.fetch_add(1, std::memory_order_relaxed); }
+};
+
+}  // namespace hetccl
+
+#endif  // XLA_FFI_EXCHANGE_CHANNEL_H_

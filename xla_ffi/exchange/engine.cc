@@ -1,0 +1,251 @@
+#include "xla_ffi/exchange/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace hetccl {
+namespace {
+
+// Exchange ids are unique in the process, so that a ticket of a former world is never mistaken.
+std::atomic<uint64_t> next_exchange_id{1};
+
+int ProxyThreads(int wanted) {
+  if (wanted > 0) return wanted;
+  // Two threads saturate one device's link; the other cores belong to XLA.
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(cores / 2, 1, 4);
+}
+
+// Often enough to be within a tenth of every bound, rarely enough to cost nothing.
+Duration WatchInterval(const EngineOptions& options) {
+  const double shortest = std::min({options.timeout_s, options.arrival_timeout_s,
+                                    options.mismatch_grace_s, options.abort_grace_s});
+  return Seconds(std::clamp(shortest / 10, 0.005, 0.25));
+}
+
+template <typename Span>
+std::vector<Span> Spans(const PlanMessage& message, const std::vector<BufferView>& buffers) {
+  std::vector<Span> spans;
+  for (const PeerRange& range : message.ranges) {
+    std::byte* data = buffers[range.buffer].data + range.offset;
+    if (!spans.empty() && spans.back().data + spans.back().size == data) {
+      spans.back().size += range.bytes;
+    } else if (range.bytes > 0) {
+      spans.push_back({data, range.bytes});
+    }
+  }
+  return spans;
+}
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options)
+    : options_(options),
+      context_(std::make_shared<ChannelContext>(
+          options.epoch,
+          Bounds{Seconds(options.timeout_s), Seconds(options.arrival_timeout_s),
+                 Seconds(options.mismatch_grace_s)},
+          Seconds(options.abort_grace_s))),
+      pool_(std::make_shared<ElasticPool>("hetccl-done")),
+      in_flight_(std::make_shared<std::atomic<int64_t>>(0)),
+      channels_(context_, ProxyThreads(options.proxy_threads), Seconds(options.spin_us * 1e-6)) {
+  watchdog_ = std::make_unique<Watchdog>(WatchInterval(options), [this] { Watch(); });
+}
+
+Engine::~Engine() { (void)Close(std::chrono::seconds(5)).ok(); }
+
+void Engine::SetLocalDevice(int device_ordinal, uint32_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  local_ranks_[device_ordinal] = rank;
+}
+
+Status Engine::AddPlan(uint64_t id, std::string text, uint64_t wire_id, int device_ordinal,
+                       const std::vector<PeerRange>& sends, const std::vector<PeerRange>& receives,
+                       std::vector<ZeroRange> zeros) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto rank = local_ranks_.find(device_ordinal);
+  if (rank == local_ranks_.end()) {
+    return InternalError("plan of " + text + ": device ordinal " + std::to_string(device_ordinal) +
+                         " has no rank; call set_local_device first");
+  }
+  auto plan = std::make_shared<const DevicePlan>(id, std::move(text), wire_id, rank->second, sends,
+                                                 receives, std::move(zeros));
+  auto& slot = plans_[{id, device_ordinal}];
+  if (slot == nullptr) {
+    slot = std::move(plan);
+  } else if (!slot->SameAs(*plan)) {
+    return InternalError("plan " + std::to_string(id) + " was added before as " + slot->text() +
+                         " and now differs as " + plan->text() + "; plan ids must be unique");
+  }
+  return Status();
+}
+
+std::shared_ptr<const DevicePlan> Engine::FindPlan(uint64_t id, int device_ordinal) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = plans_.find({id, device_ordinal});
+  return it != plans_.end() ? it->second : nullptr;
+}
+
+Status Engine::CheckAfterFailure(uint64_t program) {
+  const TimePoint now = Clock::now();
+  TimePoint since;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    since = failing_since_.try_emplace(program, now).first->second;
+  }
+  if (now - since < Seconds(options_.timeout_s)) return Status();
+  return failure();
+}
+
+Status Engine::Start(const StartRequest& request, Ticket* ticket) {
+  *ticket = {};
+  if (closed_.load(std::memory_order_acquire)) {
+    return Status(ErrorKind::kAborted,
+                  "this world was shut down; programs compiled for it cannot run any more");
+  }
+  std::shared_ptr<const DevicePlan> plan = FindPlan(request.plan, request.device_ordinal);
+  if (plan == nullptr) {
+    return InternalError("no plan " + std::to_string(request.plan) + " for device ordinal " +
+                         std::to_string(request.device_ordinal) +
+                         " in this world; the program was compiled for another world or process: "
+                         "clear JAX's caches (jax.clear_caches()) and trace it again");
+  }
+  if (Status status = plan->Check(request.sends, request.receives); !status.ok()) return status;
+  if (context_->failure.has_adopted()) {
+    ticket->failed = true;
+    return CheckAfterFailure(request.program);
+  }
+  for (const ZeroRange& zero : plan->zeros()) {
+    std::memset(request.receives[zero.buffer].data + zero.offset, 0, zero.bytes);
+  }
+  auto exchange =
+      std::make_shared<Exchange>(next_exchange_id.fetch_add(1, std::memory_order_relaxed),
+                                 std::move(plan), request.program, request.index, pool_, in_flight_);
+  for (const BufferView& buffer : request.receives) {
+    exchange->receive_addresses.push_back(buffer.data);
+  }
+  ticket->id = exchange->id();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    started_[exchange->id()] = exchange;
+  }
+  Post(exchange, request);
+  return Status();
+}
+
+void Engine::Post(const std::shared_ptr<Exchange>& exchange, const StartRequest& request) {
+  const DevicePlan& plan = exchange->plan();
+  for (const PlanMessage& message : plan.receives()) {
+    exchange->AddPart();
+    channels_.Incoming(plan.rank(), message.peer)
+        ->Post(exchange, Spans<transport::MutableSpan>(message, request.receives));
+  }
+  for (const PlanMessage& message : plan.sends()) {
+    std::shared_ptr<OutgoingChannel> channel = channels_.Outgoing(plan.rank(), message.peer);
+    if (channel == nullptr) {
+      // An error here would end this device's program alone and leave its siblings waiting in
+      // local collectives, so it becomes the world's failure.
+      context_->failure.Propose(InternalError(
+          plan.text() + ": no channel from " + context_->directory.Rank(plan.rank()) + " to " +
+          context_->directory.Rank(message.peer) + " was opened before the program ran"));
+      PostOrphan(exchange);
+      continue;
+    }
+    exchange->AddPart();
+    channel->Post(exchange, Spans<transport::ConstSpan>(message, request.sends));
+  }
+  exchange->PartEnded(/*failed=*/false);
+}
+
+void Engine::PostOrphan(const std::shared_ptr<Exchange>& exchange) {
+  exchange->AddPart();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    orphans_.push_back(exchange);
+  }
+  if (context_->failure.has_adopted()) EndOrphans();
+}
+
+void Engine::EndOrphans() {
+  std::vector<std::shared_ptr<Exchange>> ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended.swap(orphans_);
+  }
+  for (const std::shared_ptr<Exchange>& exchange : ended) exchange->PartEnded(/*failed=*/true);
+}
+
+std::shared_ptr<Exchange> Engine::Take(uint64_t id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = started_.find(id);
+  if (it == started_.end()) return nullptr;
+  std::shared_ptr<Exchange> exchange = std::move(it->second);
+  started_.erase(it);
+  return exchange;
+}
+
+std::optional<Status> Engine::WaitFailure(Duration bound) {
+  return context_->failure.WaitCandidate(bound);
+}
+
+void Engine::Abort(const Status& status) {
+  if (!context_->failure.Adopt(status)) return;
+  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->FailAll();
+  EndOrphans();
+}
+
+void Engine::Watch() {
+  const TimePoint now = Clock::now();
+  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->CheckDeadlines(now);
+  if (auto overdue = context_->failure.OverdueCandidate(now)) Abort(*overdue);
+}
+
+EngineStats Engine::Stats() const {
+  EngineStats stats;
+  for (const auto& channel : channels_.AllOutgoing()) {
+    PeerStats& peer = stats.peers[channel->peer_rank()];
+    peer.bytes_sent += channel->bytes();
+    peer.messages_sent += channel->messages();
+  }
+  for (const auto& channel : channels_.AllIncoming()) {
+    PeerStats& peer = stats.peers[channel->peer_rank()];
+    peer.bytes_received += channel->bytes();
+    peer.messages_received += channel->messages();
+  }
+  stats.in_flight = in_flight_->load();
+  stats.copied = copied_.load(std::memory_order_relaxed);
+  stats.proxy_threads = channels_.proxy_threads();
+  stats.completion_threads = static_cast<int>(pool_->size());
+  return stats;
+}
+
+std::vector<std::string> Engine::Pending() const {
+  std::vector<std::string> lines;
+  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->Describe(&lines);
+  return lines;
+}
+
+Status Engine::Close(Duration bound) {
+  std::lock_guard<std::mutex> lock(close_mutex_);
+  if (closed_.exchange(true)) return Status();
+  const TimePoint deadline = Clock::now() + bound;
+  if (const int64_t count = in_flight_->load(); count > 0) {
+    Abort(Status(ErrorKind::kAborted, "the world was shut down while " + std::to_string(count) +
+                                          " exchanges were under way"));
+  }
+  watchdog_->Stop();
+  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->FailAll();
+  const int stuck_proxies = channels_.Shutdown(deadline);
+  const Duration left = std::max(deadline - Clock::now(), Duration(std::chrono::milliseconds(50)));
+  const int stuck_completions = pool_->Shutdown(left);
+  context_->failure.Close();
+  if (stuck_proxies + stuck_completions == 0) return Status();
+  return InternalError(std::to_string(stuck_proxies) + " proxy and " +
+                       std::to_string(stuck_completions) +
+                       " completion threads did not end within " +
+                       std::to_string(ToSeconds(bound)) + " s");
+}
+
+}  // namespace hetccl

@@ -1,0 +1,143 @@
+// The native half of a world: plans, channels, running exchanges and the threads that serve them.
+#ifndef XLA_FFI_EXCHANGE_ENGINE_H_
+#define XLA_FFI_EXCHANGE_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/common/elastic_pool.h"
+#include "xla_ffi/common/status.h"
+#include "xla_ffi/exchange/channel_table.h"
+#include "xla_ffi/exchange/exchange.h"
+#include "xla_ffi/exchange/plan.h"
+#include "xla_ffi/exchange/watchdog.h"
+
+namespace hetccl {
+
+struct EngineOptions {
+  uint64_t epoch = 0;
+  double timeout_s = 60;
+  double arrival_timeout_s = 600;
+  double mismatch_grace_s = 2;
+  double abort_grace_s = 2;
+  int proxy_threads = 0;  // 0: chosen by the number of cores
+  double spin_us = 50;    // how long a proxy thread spins before it sleeps
+};
+
+// What the engine has done with one peer, or in all.
+struct PeerStats {
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  uint64_t messages_sent = 0;
+  uint64_t messages_received = 0;
+};
+
+struct EngineStats {
+  std::map<uint32_t, PeerStats> peers;  // by rank
+  int64_t in_flight = 0;                // exchanges begun and not complete
+  uint64_t copied = 0;                  // exchanges whose buffers moved between start and done
+  int proxy_threads = 0;
+  int completion_threads = 0;
+};
+
+// One custom call that starts an exchange.
+struct StartRequest {
+  uint64_t plan = 0;
+  uint64_t program = 0;
+  uint32_t index = 0;
+  int device_ordinal = 0;
+  std::vector<BufferView> sends;
+  std::vector<BufferView> receives;
+};
+
+// What start tells done. Id 0 stands for an exchange that was not begun because the world has
+// failed already.
+struct Ticket {
+  uint64_t id = 0;
+  bool failed = false;
+};
+
+// Thread-safe. Owns all native threads of a world (docs/threads.md); Close ends them.
+//
+// Failure: what the engine notices becomes the candidate (WaitFailure); Abort adopts the error that
+// all processes agreed on. After that every exchange, pending or new, completes as failed, so that
+// programs run to their end and report the error on all devices alike.
+class Engine {
+ public:
+  explicit Engine(const EngineOptions& options);
+  // Closes with a bound of five seconds.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void SetLocalDevice(int device_ordinal, uint32_t rank);
+  Directory& directory() { return context_->directory; }
+  ChannelTable& channels() { return channels_; }
+
+  // Idempotent; the same id with other content for the same device is an error.
+  Status AddPlan(uint64_t id, std::string text, uint64_t wire_id, int device_ordinal,
+                 const std::vector<PeerRange>& sends, const std::vector<PeerRange>& receives,
+                 std::vector<ZeroRange> zeros);
+
+  // Queues all messages of the plan and returns at once. The buffers must stay valid until the
+  // exchange completes. Errors are the caller's: unknown plan or device, wrong buffers, closed.
+  Status Start(const StartRequest& request, Ticket* ticket);
+  // Hands out a started exchange, once. Null for an unknown id.
+  std::shared_ptr<Exchange> Take(uint64_t id);
+  void CountCopied() { copied_.fetch_add(1, std::memory_order_relaxed); }
+
+  std::optional<Status> WaitFailure(Duration bound);
+  void Abort(const Status& status);
+  // The adopted error; ok while there is none.
+  Status failure() const { return context_->failure.adopted(); }
+
+  EngineStats Stats() const;
+  // One line for each message that is queued or moving.
+  std::vector<std::string> Pending() const;
+
+  // Fails what is pending, says goodbye to the peers and joins all threads. Idempotent. An error
+  // names the threads that did not end in time; nothing they use is freed.
+  Status Close(Duration bound);
+
+ private:
+  std::shared_ptr<const DevicePlan> FindPlan(uint64_t id, int device_ordinal) const;
+  // Ok if starts may go on failing softly; the error once a program does so for too long.
+  Status CheckAfterFailure(uint64_t program);
+  void Post(const std::shared_ptr<Exchange>& exchange, const StartRequest& request);
+  // Keeps a part without a channel pending until the failure that it causes is adopted.
+  void PostOrphan(const std::shared_ptr<Exchange>& exchange);
+  void EndOrphans();
+  void Watch();
+
+  const EngineOptions options_;
+  const std::shared_ptr<ChannelContext> context_;
+  const std::shared_ptr<ElasticPool> pool_;
+  const std::shared_ptr<std::atomic<int64_t>> in_flight_;
+  std::atomic<uint64_t> copied_{0};
+  std::atomic<bool> closed_{false};
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_:
+  std::unordered_map<int, uint32_t> local_ranks_;
+  std::map<std::pair<uint64_t, int>, std::shared_ptr<const DevicePlan>> plans_;
+  std::unordered_map<uint64_t, std::shared_ptr<Exchange>> started_;
+  std::unordered_map<uint64_t, TimePoint> failing_since_;  // by program
+  // Exchanges with a part that has no channel; they end when the failure is adopted.
+  std::vector<std::shared_ptr<Exchange>> orphans_;
+
+  std::mutex close_mutex_;
+  ChannelTable channels_;
+  std::unique_ptr<Watchdog> watchdog_;  // last: its thread uses everything above
+};
+
+}  // namespace hetccl
+
+#endif  // XLA_FFI_EXCHANGE_ENGINE_H_

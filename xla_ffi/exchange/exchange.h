@@ -1,0 +1,70 @@
+// One running exchange of one device: the parts that are still moving and who waits for them.
+#ifndef XLA_FFI_EXCHANGE_EXCHANGE_H_
+#define XLA_FFI_EXCHANGE_EXCHANGE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/common/clock.h"
+#include "xla_ffi/common/elastic_pool.h"
+#include "xla_ffi/exchange/plan.h"
+
+namespace hetccl {
+
+// Thread-safe. Complete when every part (one message to or from one peer) has ended, well or not;
+// from then on no thread of the engine touches the exchange's buffers.
+//
+// Completion: the waiter runs on the completion pool, never on the thread that ended the last part
+// (that is a proxy thread, and the waiter runs the rest of an XLA program). No lock is held then.
+class Exchange {
+ public:
+  using Waiter = std::function<void(bool failed)>;
+
+  // Begins with one part that stands for the starting itself: call PartEnded once all others are
+  // posted.
+  Exchange(uint64_t id, std::shared_ptr<const DevicePlan> plan, uint64_t program, uint32_t index,
+           std::shared_ptr<ElasticPool> pool, std::shared_ptr<std::atomic<int64_t>> in_flight);
+
+  uint64_t id() const { return id_; }
+  const DevicePlan& plan() const { return *plan_; }
+  uint64_t program() const { return program_; }
+  uint32_t index() const { return index_; }
+  TimePoint started() const { return started_; }
+
+  // Before posting a part.
+  void AddPart() { parts_.fetch_add(1, std::memory_order_relaxed); }
+  // After a part: nothing will touch its memory any more.
+  void PartEnded(bool failed);
+
+  // Asks to be told of the completion. True if it is complete already: *failed is set and the
+  // waiter is not kept. May be called once.
+  bool Await(Waiter waiter, bool* failed);
+
+  // The receive buffers as start saw them, to compare with those that done sees. Set before the
+  // exchange is shared.
+  std::vector<const void*> receive_addresses;
+
+ private:
+  const uint64_t id_;
+  const std::shared_ptr<const DevicePlan> plan_;
+  const uint64_t program_;
+  const uint32_t index_;
+  const TimePoint started_ = Clock::now();
+  const std::shared_ptr<ElasticPool> pool_;
+  const std::shared_ptr<std::atomic<int64_t>> in_flight_;
+  std::atomic<int> parts_{1};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  bool complete_ = false;  // guarded by mutex_
+  Waiter waiter_;          // guarded by mutex_
+};
+
+}  // namespace hetccl
+
+#endif  // XLA_FFI_EXCHANGE_EXCHANGE_H_

@@ -1,0 +1,206 @@
+#include "xla_ffi/exchange/incoming.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "xla_ffi/transport/span_cursor.h"
+
+namespace hetccl {
+
+using proxy::Pace;
+using transport::Progress;
+using transport::WireHeader;
+
+void IncomingChannel::Attach(std::unique_ptr<transport::Receiver> receiver) {
+  receiver_ = std::move(receiver);
+  std::lock_guard<std::mutex> lock(mutex_);
+  attached_ = true;
+}
+
+bool IncomingChannel::attached() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return attached_;
+}
+
+void IncomingChannel::Post(std::shared_ptr<Exchange> exchange, transport::MutablePayload payload) {
+  const uint64_t bytes = transport::TotalSize(payload);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_) {
+      const uint64_t occurrence = counter_.Next(exchange->program(), exchange->index());
+      posted_.push_back({std::move(exchange), occurrence, bytes, std::move(payload), Clock::now()});
+      exchange = nullptr;
+    }
+  }
+  if (exchange) {
+    exchange->PartEnded(/*failed=*/true);
+  } else {
+    Notify();
+  }
+}
+
+Expected IncomingChannel::ExpectedOf(const Part& part) const {
+  const Exchange& exchange = *part.exchange;
+  return {context_->epoch, exchange.program(),        exchange.index(),
+          part.occurrence, exchange.plan().wire_id(), part.bytes,
+          &exchange.plan().text()};
+}
+
+Status IncomingChannel::Mismatch(const WireHeader& head, const Part& part) const {
+  return Status(ErrorKind::kMismatch, DescribeMismatch(head, ExpectedOf(part), PeerName(),
+                                                       LocalName(), context_->directory));
+}
+
+Pace IncomingChannel::Step() {
+  if (receiver_ == nullptr) return Pace::kIdle;
+  if (context_->failure.has_adopted()) {
+    broken_.store(true, std::memory_order_release);
+    if (current_) EndCurrent(/*failed=*/true);
+  }
+  if (broken_.load(std::memory_order_relaxed)) return Pace::kIdle;
+  if (current_) return StepCurrent();
+
+  const WireHeader* head = nullptr;
+  if (Status status = receiver_->Peek(&head); !status.ok()) {
+    Break(Status(status.kind(), "receiving from " + PeerName() + ": " + status.message()));
+    return Pace::kIdle;
+  }
+  if (head != nullptr) {
+    const Found found = MatchHead(*head);
+    if (found == Found::kCurrent) return StepCurrent();
+    // Nothing to do until the next receive is posted.
+    return Pace::kIdle;
+  }
+  std::shared_ptr<Exchange> oldest;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!posted_.empty()) oldest = posted_.front().exchange;
+  }
+  CheckPeer(*receiver_, oldest.get());
+  return oldest && !broken_ ? Pace::kWaiting : Pace::kIdle;
+}
+
+IncomingChannel::Found IncomingChannel::MatchHead(const WireHeader& head) {
+  Status mismatch;
+  transport::MutablePayload payload;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_ || posted_.empty()) return Found::kNothing;
+    auto part = posted_.begin();
+    Verdict verdict = Verdict::kOtherProgram;
+    for (; part != posted_.end(); ++part) {
+      verdict = Judge(head, ExpectedOf(*part));
+      if (verdict != Verdict::kOtherProgram) break;
+    }
+    if (verdict == Verdict::kOtherProgram) {
+      if (!stranger_) stranger_ = Stranger{head, Clock::now()};
+      return Found::kNothing;
+    }
+    stranger_.reset();
+    if (verdict == Verdict::kMismatch) {
+      mismatch = Mismatch(head, *part);
+    } else {
+      payload = std::move(part->payload);
+      current_ = std::move(*part);
+      posted_.erase(part);
+      moved_.store(0, std::memory_order_relaxed);
+      last_progress_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+    }
+  }
+  if (!mismatch.ok()) {
+    Break(std::move(mismatch));
+    return Found::kBroken;
+  }
+  receiver_->Accept(std::move(payload));
+  return Found::kCurrent;
+}
+
+Pace IncomingChannel::StepCurrent() {
+  Progress progress;
+  if (Status status = receiver_->Step(&progress); !status.ok()) {
+    Break(Status(status.kind(), "receiving from " + PeerName() + ": " + status.message()));
+    return Pace::kIdle;
+  }
+  Moved(progress.bytes);
+  if (progress.done) {
+    EndCurrent(/*failed=*/false);
+    return Pace::kBusy;
+  }
+  if (progress.bytes > 0) return Pace::kBusy;
+  CheckPeer(*receiver_, current_->exchange.get());
+  return broken_ ? Pace::kIdle : Pace::kWaiting;
+}
+
+void IncomingChannel::EndCurrent(bool failed) {
+  std::shared_ptr<Exchange> exchange;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    exchange = std::move(current_->exchange);
+    current_.reset();
+    idle_since_ = Clock::now();
+  }
+  if (!failed) CountMessage();
+  exchange->PartEnded(failed);
+}
+
+void IncomingChannel::CheckDeadlines(TimePoint now) {
+  Status failure;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (broken_.load(std::memory_order_relaxed) || closed_) return;
+    const Bounds& bounds = context_->bounds;
+    if (current_) {
+      const TimePoint since{Duration(last_progress_.load(std::memory_order_relaxed))};
+      if (now - since < bounds.progress) return;
+      failure = Timeout(*current_->exchange, "received", "from", current_->bytes, now - since,
+                        /*under_way=*/true, "the peer or the network is stuck");
+    } else if (!posted_.empty()) {
+      const Part& oldest = posted_.front();
+      if (stranger_ && now - stranger_->since >= bounds.mismatch_grace) {
+        failure = Mismatch(stranger_->header, oldest);
+      } else {
+        const TimePoint since = std::max(oldest.posted, idle_since_);
+        if (now - since < bounds.arrival) return;
+        moved_.store(0, std::memory_order_relaxed);
+        failure = Timeout(*oldest.exchange, "received", "from", oldest.bytes, now - since,
+                          /*under_way=*/false,
+                          attached_ ? "the peer has not reached this operation: it may still "
+                                      "compile, be stuck, or run another program"
+                                    : "the peer has not connected: it may still compile, be stuck, "
+                                      "or run another program");
+      }
+    } else {
+      return;
+    }
+  }
+  context_->failure.Propose(failure);
+}
+
+void IncomingChannel::FailAll() {
+  std::deque<Part> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    dropped.swap(posted_);
+  }
+  for (Part& part : dropped) part.exchange->PartEnded(/*failed=*/true);
+  Notify();
+}
+
+void IncomingChannel::Describe(std::vector<std::string>* lines) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto line = [&](const Part& part, uint64_t moved) {
+    lines->push_back(OperationName(*part.exchange) + ": " + LocalName() + " has received " +
+                     std::to_string(moved) + " of " + std::to_string(part.bytes) + " bytes from " +
+                     PeerName() + (attached_ ? "" : ", which has not connected"));
+  };
+  if (current_) line(*current_, moved_.load(std::memory_order_relaxed));
+  for (const Part& part : posted_) line(part, 0);
+}
+
+void IncomingChannel::Shutdown() {
+  if (current_) EndCurrent(/*failed=*/true);
+  if (receiver_) receiver_->SayGoodbye();
+}
+
+}  // namespace hetccl

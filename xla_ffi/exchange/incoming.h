@@ -1,0 +1,73 @@
+// The receiving side of a channel.
+#ifndef XLA_FFI_EXCHANGE_INCOMING_H_
+#define XLA_FFI_EXCHANGE_INCOMING_H_
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/exchange/channel.h"
+#include "xla_ffi/exchange/matching.h"
+
+namespace hetccl {
+
+// Matches the messages that arrive with the receives that were posted; a message waits at the head
+// of the channel until its receive is posted. Receives may be posted before the peer has connected.
+// See Channel for threads and completion.
+class IncomingChannel final : public Channel {
+ public:
+  using Channel::Channel;
+
+  // Connects the channel; call once, before it is added to a proxy.
+  void Attach(std::unique_ptr<transport::Receiver> receiver);
+  bool attached() const;
+
+  // Posts one part of `exchange` (AddPart was called for it); its end calls PartEnded. The memory
+  // must stay valid until then. Any thread.
+  void Post(std::shared_ptr<Exchange> exchange, transport::MutablePayload payload);
+
+  proxy::Pace Step() override;
+  std::vector<int> poll_fds() const override { return receiver_->poll_fds(); }
+  bool ArmDoorbell() override { return receiver_->ArmDoorbell(); }
+  void CheckDeadlines(TimePoint now) override;
+  void FailAll() override;
+  void Describe(std::vector<std::string>* lines) const override;
+  void Shutdown() override;
+  bool Drained() override { return receiver_ == nullptr || receiver_->Drained(); }
+
+ private:
+  struct Part {
+    std::shared_ptr<Exchange> exchange;
+    uint64_t occurrence;
+    uint64_t bytes;
+    transport::MutablePayload payload;
+    TimePoint posted;
+  };
+  // A message that arrived and matches no posted receive so far.
+  struct Stranger {
+    transport::WireHeader header;
+    TimePoint since;
+  };
+
+  Expected ExpectedOf(const Part& part) const;
+  // Looks for the receive that the head belongs to and makes it current.
+  enum class Found { kNothing, kCurrent, kBroken };
+  Found MatchHead(const transport::WireHeader& head);
+  proxy::Pace StepCurrent();
+  void EndCurrent(bool failed);
+  // What this side should say when the head and the oldest receive disagree. Requires mutex_.
+  Status Mismatch(const transport::WireHeader& head, const Part& part) const;
+
+  std::unique_ptr<transport::Receiver> receiver_;  // set once by Attach, then proxy thread only
+  // Guarded by mutex_. current_ is written by the proxy thread only, which may read it without.
+  bool attached_ = false;
+  std::deque<Part> posted_;
+  std::optional<Part> current_;
+  std::optional<Stranger> stranger_;
+};
+
+}  // namespace hetccl
+
+#endif  // XLA_FFI_EXCHANGE_INCOMING_H_

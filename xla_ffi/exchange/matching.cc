@@ -1,0 +1,40 @@
+#include "xla_ffi/exchange/matching.h"
+
+namespace hetccl {
+namespace {
+
+std::string Side(const std::string& text, uint64_t bytes, uint32_t index, uint64_t occurrence,
+                 const std::string& program) {
+  return text + " (" + std::to_string(bytes) + " bytes, exchange #" + std::to_string(index) +
+         " of " + program + ", run " + std::to_string(occurrence) + ")";
+}
+
+}  // namespace
+
+Verdict Judge(const transport::WireHeader& head, const Expected& expected) {
+  if (head.epoch != expected.epoch) return Verdict::kMismatch;
+  if (head.program != expected.program) return Verdict::kOtherProgram;
+  const bool same = head.index == expected.index && head.occurrence == expected.occurrence &&
+                    head.wire_id == expected.wire_id && head.payload_bytes == expected.bytes;
+  return same ? Verdict::kMatch : Verdict::kMismatch;
+}
+
+std::string DescribeMismatch(const transport::WireHeader& head, const Expected& expected,
+                             const std::string& sender, const std::string& receiver,
+                             const Directory& directory) {
+  if (head.epoch != expected.epoch) {
+    return sender + " sent " + transport::Text(head) + " of another world to " + receiver +
+           ", which expected " + *expected.text +
+           "; stop processes left over from an earlier run and start all clusters again";
+  }
+  return sender + " sent " +
+         Side(transport::Text(head), head.payload_bytes, head.index, head.occurrence,
+              directory.Program(head.program)) +
+         " but " + receiver + " expected " +
+         Side(*expected.text, expected.bytes, expected.index, expected.occurrence,
+              directory.Program(expected.program)) +
+         "; every cluster must run the same collectives in the same order, with the same shapes "
+         "and dtypes";
+}
+
+}  // namespace hetccl

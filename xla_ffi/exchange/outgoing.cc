@@ -1,0 +1,137 @@
+#include "xla_ffi/exchange/outgoing.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hetccl {
+
+using transport::MessageType;
+using transport::Progress;
+using transport::WireHeader;
+
+OutgoingChannel::OutgoingChannel(std::shared_ptr<ChannelContext> context, uint32_t local_rank,
+                                 uint32_t peer_rank, std::unique_ptr<transport::Sender> sender)
+    : Channel(std::move(context), local_rank, peer_rank), sender_(std::move(sender)) {}
+
+void OutgoingChannel::Post(std::shared_ptr<Exchange> exchange, transport::ConstPayload payload) {
+  WireHeader header = transport::MakeHeader(MessageType::kData);
+  header.epoch = context_->epoch;
+  header.program = exchange->program();
+  header.index = exchange->index();
+  header.wire_id = exchange->plan().wire_id();
+  for (const transport::ConstSpan& span : payload) header.payload_bytes += span.size;
+  header.source = local_rank_;
+  header.destination = peer_rank_;
+  transport::SetText(&header, exchange->plan().text());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_) {
+      header.occurrence = counter_.Next(header.program, header.index);
+      queue_.push_back({std::move(exchange), header, std::move(payload), Clock::now()});
+      exchange = nullptr;
+    }
+  }
+  if (exchange) {
+    exchange->PartEnded(/*failed=*/true);
+  } else {
+    Notify();
+  }
+}
+
+bool OutgoingChannel::TakeNext() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_ || queue_.empty()) return false;
+    current_ = std::move(queue_.front());
+    queue_.pop_front();
+    moved_.store(0, std::memory_order_relaxed);
+    begun_.store(false, std::memory_order_relaxed);
+  }
+  sender_->Begin(current_->header, std::move(current_->payload));
+  return true;
+}
+
+void OutgoingChannel::EndCurrent(bool failed) {
+  std::shared_ptr<Exchange> exchange;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    exchange = std::move(current_->exchange);
+    current_.reset();
+    idle_since_ = Clock::now();
+  }
+  if (!failed) CountMessage();
+  exchange->PartEnded(failed);
+}
+
+proxy::Pace OutgoingChannel::Step() {
+  if (context_->failure.has_adopted()) {
+    // The message is half sent, so nothing can follow it on this channel.
+    broken_.store(true, std::memory_order_release);
+    if (current_) EndCurrent(/*failed=*/true);
+  }
+  if (broken_.load(std::memory_order_relaxed)) return proxy::Pace::kIdle;
+  const bool working = current_.has_value() || TakeNext();
+  Progress progress;
+  if (Status status = sender_->Step(&progress); !status.ok()) {
+    Break(Status(status.kind(), "sending to " + PeerName() + ": " + status.message()));
+    return proxy::Pace::kIdle;
+  }
+  Moved(progress.bytes);
+  if (progress.done) {
+    EndCurrent(/*failed=*/false);
+    return proxy::Pace::kBusy;
+  }
+  if (progress.bytes > 0) return proxy::Pace::kBusy;
+  if (working) begun_.store(sender_->peer_has_begun(), std::memory_order_relaxed);
+  CheckPeer(*sender_, working ? current_->exchange.get() : nullptr);
+  return working && !broken_ ? proxy::Pace::kWaiting : proxy::Pace::kIdle;
+}
+
+void OutgoingChannel::CheckDeadlines(TimePoint now) {
+  std::shared_ptr<Exchange> exchange;
+  Status timeout;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!current_ || broken_.load(std::memory_order_relaxed)) return;
+    const bool begun = begun_.load(std::memory_order_relaxed);
+    const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
+    const TimePoint since = std::max({current_->posted, idle_since_, begun ? progress : TimePoint()});
+    const Bounds& bounds = context_->bounds;
+    if (now - since < (begun ? bounds.progress : bounds.arrival)) return;
+    timeout = Timeout(*current_->exchange, "sent", "to", current_->header.payload_bytes,
+                      now - since, begun,
+                      begun ? "the peer or the network is stuck"
+                            : "the peer has not reached this operation: it may still compile, be "
+                              "stuck, or run another program");
+  }
+  context_->failure.Propose(timeout);
+}
+
+void OutgoingChannel::FailAll() {
+  std::deque<Part> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    dropped.swap(queue_);
+  }
+  for (Part& part : dropped) part.exchange->PartEnded(/*failed=*/true);
+  Notify();
+}
+
+void OutgoingChannel::Describe(std::vector<std::string>* lines) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto line = [&](const Part& part, uint64_t moved) {
+    lines->push_back(OperationName(*part.exchange) + ": " + LocalName() + " has sent " +
+                     std::to_string(moved) + " of " + std::to_string(part.header.payload_bytes) +
+                     " bytes to " + PeerName());
+  };
+  if (current_) line(*current_, moved_.load(std::memory_order_relaxed));
+  for (const Part& part : queue_) line(part, 0);
+}
+
+void OutgoingChannel::Shutdown() {
+  if (current_) EndCurrent(/*failed=*/true);
+  sender_->SayGoodbye();
+}
+
+}  // namespace hetccl

@@ -1,0 +1,30 @@
+// The XLA custom calls of the CPU platform (typed FFI, API version 4).
+//
+// None of them blocks, takes a lock for long, or takes the GIL.
+#ifndef XLA_FFI_HANDLERS_HANDLERS_H_
+#define XLA_FFI_HANDLERS_HANDLERS_H_
+
+#include "xla/ffi/api/c_api.h"
+
+// hetccl_exchange_start(chain, sends...) -> (chain', ticket, receives...)
+//   Integer attributes: plan (the bits of its u64 id), program, index.
+//   Begins the exchange that the plan describes for this device. `receives` are written from now
+//   on, `sends` are read from now on; both until the matching done has completed.
+extern "C" XLA_FFI_Error* HetcclExchangeStart(XLA_FFI_CallFrame* frame);
+
+// hetccl_exchange_done(chain, ticket, receives..., sends...) -> (chain', receives...)
+//   `receives` must be aliased to the results. Completes when the exchange has; never fails for a
+//   failed exchange: then the receives are poisoned and chain'[3] is set.
+extern "C" XLA_FFI_Error* HetcclExchangeDone(XLA_FFI_CallFrame* frame);
+
+// hetccl_check(flag, values...) -> (values...)
+//   `values` should be aliased to the results. Fails with the world's first error if flag's last
+//   u32 is not zero: a scalar, a u32[1], or a whole chain token.
+extern "C" XLA_FFI_Error* HetcclCheck(XLA_FFI_CallFrame* frame);
+
+// hetccl_status(chain) -> (chain')
+//   chain'[3] is set if the world has failed or is gone, otherwise carried over. Lets a program
+//   notice a failure that none of its own exchanges has met.
+extern "C" XLA_FFI_Error* HetcclStatus(XLA_FFI_CallFrame* frame);
+
+#endif  // XLA_FFI_HANDLERS_HANDLERS_H_

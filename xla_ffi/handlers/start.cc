@@ -1,0 +1,60 @@
+#include <utility>
+
+#include "xla_ffi/handlers/buffers.h"
+#include "xla_ffi/handlers/current_engine.h"
+#include "xla_ffi/handlers/handlers.h"
+#include "xla_ffi/handlers/token.h"
+
+namespace hetccl::handlers {
+
+namespace ffi = xla::ffi;
+
+static ffi::Error Start(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                        ffi::Dictionary attributes) {
+  const std::shared_ptr<Engine> engine = CurrentEngine();
+  if (engine == nullptr) return NoEngine("hetccl_exchange_start");
+  if (args.size() < 1 || rets.size() < 2) {
+    return ffi::Error::InvalidArgument(
+        "hetccl_exchange_start takes (chain, sends...) and returns (chain, ticket, receives...)");
+  }
+  const RawBuffer chain_in = Argument(args, 0);
+  const RawBuffer chain_out = Return(rets, 0);
+  const RawBuffer ticket_out = Return(rets, 1);
+  for (const RawBuffer& token : {chain_in, chain_out, ticket_out}) {
+    if (ffi::Error error = CheckToken(token, "each token of start"); error.failure()) return error;
+  }
+  const auto plan = Integer(attributes, "plan");
+  const auto program = Integer(attributes, "program");
+  const auto index = Integer(attributes, "index");
+  for (const auto* value : {&plan, &program, &index}) {
+    if (value->has_error()) return value->error();
+  }
+
+  StartRequest request;
+  request.plan = static_cast<uint64_t>(*plan);
+  request.program = static_cast<uint64_t>(*program);
+  request.index = static_cast<uint32_t>(*index);
+  request.device_ordinal = device;
+  for (size_t i = 1; i < args.size(); ++i) request.sends.push_back(View(Argument(args, i)));
+  for (size_t i = 2; i < rets.size(); ++i) request.receives.push_back(View(Return(rets, i)));
+
+  Token chain = Token::Load(chain_in.data);
+  Ticket ticket;
+  if (Status status = engine->Start(request, &ticket); !status.ok()) return ToError(status);
+  if (ticket.failed) chain.failed = 1;
+  chain.Store(chain_out.data);
+  Token out;
+  out.set_id(ticket.id);
+  out.failed = chain.failed;
+  out.Store(ticket_out.data);
+  return ffi::Error::Success();
+}
+
+}  // namespace hetccl::handlers
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HetcclExchangeStart, hetccl::handlers::Start,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attrs());

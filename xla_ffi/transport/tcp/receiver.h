@@ -1,0 +1,56 @@
+#ifndef XLA_FFI_TRANSPORT_TCP_RECEIVER_H_
+#define XLA_FFI_TRANSPORT_TCP_RECEIVER_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/span_cursor.h"
+#include "xla_ffi/transport/transport.h"
+
+namespace hetccl::transport::tcp {
+
+// The receiving half over one or more stream sockets. Requires prepared sockets.
+class TcpReceiver final : public Receiver {
+ public:
+  explicit TcpReceiver(std::vector<UniqueFd> sockets);
+
+  PeerState peer() const override { return peer_; }
+  std::string lost_reason() const override { return lost_reason_; }
+  std::vector<int> poll_fds() const override;
+  bool ArmDoorbell() override { return false; }
+  void SayGoodbye() override;
+  bool Drained() override;
+  Status Peek(const WireHeader** header) override;
+  void Accept(MutablePayload payload) override;
+  Status Step(Progress* progress) override;
+
+ private:
+  struct Lane {
+    UniqueFd fd;
+    SpanCursor<MutableSpan> payload;
+  };
+
+  // Reads headers together with what follows them: a small message then costs one system call.
+  void FillStaging();
+  // Hands staged bytes to the first lane's payload.
+  void DrainStaging(Progress* progress);
+  void StepLane(Lane* lane, Progress* progress);
+  // Judges a recv result that is not positive: true if the caller should try again.
+  bool Retry(ssize_t result);
+  void Lose(std::string reason);
+
+  std::vector<Lane> lanes_;
+  std::vector<std::byte> staging_;
+  size_t staged_begin_ = 0;
+  size_t staged_end_ = 0;
+  WireHeader header_;
+  bool have_header_ = false;
+  PeerState peer_ = PeerState::kAlive;
+  std::string lost_reason_;
+};
+
+}  // namespace hetccl::transport::tcp
+
+#endif  // XLA_FFI_TRANSPORT_TCP_RECEIVER_H_

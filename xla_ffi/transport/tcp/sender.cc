@@ -1,0 +1,144 @@
+#include "xla_ffi/transport/tcp/sender.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "xla_ffi/transport/tcp/lanes.h"
+
+namespace hetccl::transport::tcp {
+namespace {
+
+constexpr int kMaxPieces = 16;
+
+}  // namespace
+
+TcpSender::TcpSender(std::vector<UniqueFd> sockets) {
+  for (UniqueFd& socket : sockets) lanes_.push_back({std::move(socket), {}});
+}
+
+std::vector<int> TcpSender::poll_fds() const {
+  std::vector<int> fds;
+  for (const Lane& lane : lanes_) fds.push_back(lane.fd.get());
+  return fds;
+}
+
+void TcpSender::Begin(const WireHeader& header, ConstPayload payload) {
+  header_ = header;
+  header_left_ = sizeof(header_);
+  busy_ = true;
+  const size_t total = TotalSize(payload);
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const Stripe stripe = StripeOf(total, i, lanes_.size());
+    lanes_[i].payload = SpanCursor<ConstSpan>(Slice(payload, stripe.begin, stripe.end));
+  }
+  wants_acknowledgement_ = total > kAcknowledgeAbove;
+  if (wants_acknowledgement_) {
+    ++large_begun_;
+    ReadBackwards();  // old acknowledgements must not pile up in the socket
+  }
+}
+
+bool TcpSender::peer_has_begun() const {
+  return wants_acknowledgement_ && acknowledged_ >= large_begun_;
+}
+
+Status TcpSender::Step(Progress* progress) {
+  *progress = {};
+  if (peer_ == PeerState::kLost) return Status();
+  bool header_moved = false;
+  if (busy_) {
+    const size_t header_left = header_left_;
+    for (size_t i = 0; i < lanes_.size() && peer_ == PeerState::kAlive; ++i) {
+      StepLane(i, progress);
+      if (header_left_ > 0) break;  // the other lanes' bytes mean nothing before the header
+    }
+    header_moved = header_left != header_left_;
+    progress->done = header_left_ == 0 && std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) {
+                       return lane.payload.remaining() == 0;
+                     });
+    if (progress->done) busy_ = false;
+  }
+  if (!progress->done && progress->bytes == 0 && !header_moved) ReadBackwards();
+  return Status();
+}
+
+void TcpSender::StepLane(size_t index, Progress* progress) {
+  Lane& lane = lanes_[index];
+  size_t budget = kStepBytes;
+  while (budget > 0) {
+    iovec pieces[kMaxPieces];
+    int count = 0;
+    const size_t header_left = index == 0 ? header_left_ : 0;
+    if (header_left > 0) {
+      pieces[count++] = {reinterpret_cast<char*>(&header_) + sizeof(header_) - header_left,
+                         header_left};
+    }
+    count += lane.payload.Gather(budget, pieces + count, kMaxPieces - count);
+    if (count == 0) return;
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(lane.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      const std::string reason = ErrnoMessage("sending to it failed", errno);
+      ReadBackwards();  // a goodbye explains a closed stream
+      if (peer_ == PeerState::kAlive) Lose(reason);
+      return;
+    }
+    const size_t of_header = std::min(header_left, static_cast<size_t>(sent));
+    header_left_ -= of_header;
+    const size_t of_payload = static_cast<size_t>(sent) - of_header;
+    lane.payload.Advance(of_payload);
+    progress->bytes += of_payload;
+    budget -= std::min(budget, static_cast<size_t>(sent));
+  }
+}
+
+void TcpSender::ReadBackwards() {
+  char bytes[64];
+  while (peer_ == PeerState::kAlive) {
+    const ssize_t count = ::recv(lanes_[0].fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      return Lose(ErrnoMessage("the connection to it broke", errno));
+    }
+    if (count == 0) return Lose("it closed the connection without a goodbye");
+    for (ssize_t i = 0; i < count; ++i) {
+      if (bytes[i] == kAcknowledge) ++acknowledged_;
+      if (bytes[i] == kGoodbyeByte) peer_ = PeerState::kGoodbye;
+    }
+  }
+}
+
+void TcpSender::Lose(std::string reason) {
+  peer_ = PeerState::kLost;
+  lost_reason_ = std::move(reason);
+}
+
+void TcpSender::SayGoodbye() {
+  if (!busy_ && peer_ == PeerState::kAlive) {
+    const WireHeader goodbye = MakeHeader(MessageType::kGoodbye);
+    // A full buffer means that the peer is not reading; it will see the end of the stream instead.
+    (void)!::send(lanes_[0].fd.get(), &goodbye, sizeof(goodbye), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  for (const Lane& lane : lanes_) ::shutdown(lane.fd.get(), SHUT_WR);
+}
+
+// Closing a socket whose peer still sends makes the kernel drop what it has not delivered yet.
+bool TcpSender::Drained() {
+  if (peer_ == PeerState::kLost) return true;
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+    int unsent = 0;
+    return ::ioctl(lane.fd.get(), SIOCOUTQ, &unsent) != 0 || unsent == 0;
+  });
+}
+
+}  // namespace hetccl::transport::tcp

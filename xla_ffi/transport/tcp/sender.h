@@ -1,0 +1,54 @@
+#ifndef XLA_FFI_TRANSPORT_TCP_SENDER_H_
+#define XLA_FFI_TRANSPORT_TCP_SENDER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/span_cursor.h"
+#include "xla_ffi/transport/transport.h"
+
+namespace hetccl::transport::tcp {
+
+// The sending half over one or more stream sockets. Requires prepared sockets.
+class TcpSender final : public Sender {
+ public:
+  explicit TcpSender(std::vector<UniqueFd> sockets);
+
+  PeerState peer() const override { return peer_; }
+  std::string lost_reason() const override { return lost_reason_; }
+  std::vector<int> poll_fds() const override;
+  bool ArmDoorbell() override { return false; }
+  void SayGoodbye() override;
+  bool Drained() override;
+  void Begin(const WireHeader& header, ConstPayload payload) override;
+  Status Step(Progress* progress) override;
+  bool peer_has_begun() const override;
+
+ private:
+  struct Lane {
+    UniqueFd fd;
+    SpanCursor<ConstSpan> payload;
+  };
+
+  // Sends on one lane until it is full, finished, or has had its share of this step.
+  void StepLane(size_t lane, Progress* progress);
+  // Reads what the receiver sends back: acknowledgements, its goodbye, the end of the stream.
+  void ReadBackwards();
+  void Lose(std::string reason);
+
+  std::vector<Lane> lanes_;
+  WireHeader header_;
+  size_t header_left_ = 0;
+  bool busy_ = false;
+  bool wants_acknowledgement_ = false;
+  uint64_t large_begun_ = 0;  // messages begun here that will be acknowledged
+  uint64_t acknowledged_ = 0;
+  PeerState peer_ = PeerState::kAlive;
+  std::string lost_reason_;
+};
+
+}  // namespace hetccl::transport::tcp
+
+#endif  // XLA_FFI_TRANSPORT_TCP_SENDER_H_
