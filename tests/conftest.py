@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         callspec = getattr(item, "callspec", None)
         cell = callspec.params.get("cell") if callspec else None
-        return world_order(cell) if isinstance(cell, Cell) else -1 if "pool" not in getattr(item, "fixturenames", ()) else 1000
+        return world_order(cell) if isinstance(cell, Cell) else -1 if "pool" not in getattr(item, "fixturenames", ()) else 10_000
 
     items.sort(key=place)
 

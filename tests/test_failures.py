@@ -16,7 +16,7 @@ from harness.pool import Pool, Reply, Run, World
 
 # From the death of a peer to the last survivor's error: EOF at once, 0.3 s to agree, and a busy machine of two cores.
 NOTICE_S = 5.0
-TWO, THREE = "2|1", "2|1|2"
+TWO, THREE = "2/1", "2/1/2"
 EVERYWHERE = [(TWO, "shm"), (TWO, "tcp"), (THREE, "shm"), (THREE, "tcp")]
 everywhere = pytest.mark.parametrize(("layout", "transport"), EVERYWHERE, ids=[f"{a}-{b}" for a, b in EVERYWHERE])
 
@@ -104,7 +104,7 @@ def test_peer_killed_before_it_ever_called(start: Any) -> None:
 
 def test_one_process_of_a_cluster_killed(start: Any) -> None:
     """The other cluster learns of it; the cluster's own rest is jax.distributed's business."""
-    world = start("1+1|1", "tcp")
+    world = start("1+1/1", "tcp")
     world.ask([_run("failing.endless")] * len(world.workers), each_device=True)
     time.sleep(3)
     world.worker("left/1").signal(signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_compile_error_of_one_cluster_reaches_the_other(start: Any) -> None:
 
 def test_meshes_that_disagree(start: Any) -> None:
     """Another size of the other axis: an error on both sides that names both clusters."""
-    world = start("4|4", "shm")
+    world = start("4/4", "shm")
     four = MeshSpec(("data", "model"), (("model", 4),))
     runs = [_run("meshes.data_only", DATA_MODEL if c == 0 else four) for c, _ in world.workers]
     world.ask(runs, each_device=True)

@@ -16,8 +16,8 @@ from harness.pool import Pool, Run, World, WorkerGone
 class _BarePool(Pool):
     """A pool whose worlds share nothing and need no jax_hetccl."""
 
-    def world(self, layout: Layout, transport: str, pythons: tuple[str, ...] = ()) -> World:
-        key = (layout, transport, pythons)
+    def world(self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()) -> World:
+        key = (layout, transport, per_rank, pythons)
         if self._world is None or key != self._key:
             self.discard()
             self._world, self._key = World(layout, transport, joined=False), key
@@ -33,15 +33,15 @@ def bare(pool: Pool) -> Iterator[_BarePool]:
     made.close()
 
 
-def _check(bare: _BarePool, name: str, layout: str = "2|1") -> None:
+def _check(bare: _BarePool, name: str, layout: str = "2/1") -> None:
     case = CASES["alone." + name]
     for vma in case.vma[:1]:
         check(bare, bare.world(Layout.parse(layout), "tcp"), Run(case, vma))
 
 
 def test_layout_text() -> None:
-    layout = Layout.parse("1+2|4")
-    assert (str(layout), layout.devices, layout.names()) == ("1+2|4", (3, 4), "left:2,right:1")
+    layout = Layout.parse("1+2/4")
+    assert (str(layout), layout.devices, layout.names()) == ("1+2/4", (3, 4), "left:2,right:1")
     assert layout.members() == [(0, 0, 1), (0, 1, 2), (1, 0, 4)]
 
 
@@ -51,7 +51,7 @@ def test_equal_results_pass(bare: _BarePool) -> None:
 
 @pytest.mark.parametrize("name", ["grid", "grid_transposed"])
 def test_placement_on_two_axes(bare: _BarePool, name: str) -> None:
-    _check(bare, name, "4|2")
+    _check(bare, name, "4/2")
 
 
 @pytest.mark.parametrize(

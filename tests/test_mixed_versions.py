@@ -23,7 +23,7 @@ _CASES += [c for c in module("dtypes", "sizes") if "wire" in c.tags and c not in
 
 
 def _run(pool: Pool, pythons: tuple[str, ...], transport: str, case: Case) -> None:
-    world = pool.world(Layout.parse("2|1"), transport, pythons)
+    world = pool.world(Layout.parse("2/1"), transport, pythons=pythons)
     assert len({h["jax"] for h in world.hello}) == 2, "the two interpreters have the same jax"
     for vma in case.vma:
         check(pool, world, Run(case, vma), compiler_differs=True)

@@ -34,7 +34,7 @@ def _programs(draw: st.DrawFn, spec: MeshSpec) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "seed": draw(st.integers(0, 99)), "steps": draw(_steps(dtype, axes))}
 
 
-_WORLDS = (("2|1", "shm", DATA), ("2|1|2", "tcp", DATA), ("4|2", "tcp", DATA_MODEL))
+_WORLDS = (("2/1", "shm", DATA), ("2/1/2", "tcp", DATA), ("4/2", "tcp", DATA_MODEL))
 
 
 @pytest.mark.parametrize(("layout", "transport", "spec"), _WORLDS, ids=[f"{a}-{b}" for a, b, _ in _WORLDS])
@@ -42,4 +42,4 @@ _WORLDS = (("2|1", "shm", DATA), ("2|1|2", "tcp", DATA), ("4|2", "tcp", DATA_MOD
 def test_drawn(layout: str, transport: str, spec: MeshSpec, data: st.DataObject, vma: bool, api: str, pool: Pool) -> None:
     params = data.draw(_programs(spec))
     case = dataclasses.replace(CASES["drawn.program"], exact=params["dtype"] != "float16")
-    check(pool, pool.world(Layout.parse(layout), transport), Run(case, vma, api, spec, params))
+    check(pool, pool.world(Layout.parse(layout), transport, spec.per_rank), Run(case, vma, api, spec, params))

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import BOTH, case
+from harness.case import BOTH, DATA_MODEL, case
 from harness.env import Env
 
 
@@ -35,14 +35,14 @@ def _x() -> np.ndarray:
     return np.arange(96, dtype=np.float32).reshape(16, 6)
 
 
-@case("hlo", vma=BOTH)
+@case("hlo", mesh=DATA_MODEL, vma=BOTH)
 def psum_over_model(env: Env) -> Any:
     """Reductions over an axis that does not span."""
     f = jax.shard_map(lambda x: (lax.psum(x, "model"), lax.pmax(x, "model")), mesh=_mesh("model"), in_specs=P("model"), out_specs=P(), check_vma=env.vma)
     return _texts(f, _x())
 
 
-@case("hlo", vma=BOTH)
+@case("hlo", mesh=DATA_MODEL, vma=BOTH)
 def all_collectives(env: Env) -> Any:
     """Every collective, index and size over an axis that does not span."""
 
@@ -60,7 +60,7 @@ def all_collectives(env: Env) -> Any:
     return _texts(jax.shard_map(f, mesh=_mesh("model"), in_specs=P("model"), out_specs=P("model"), check_vma=env.vma), _x())
 
 
-@case("hlo", vma=BOTH)
+@case("hlo", mesh=DATA_MODEL, vma=BOTH)
 def gradient_loops_and_inner_jit(env: Env) -> Any:
     """grad, scan, cond, remat and nested jit over an axis that does not span."""
     h = jax.jit(lambda y: lax.psum(y, "model"))
@@ -74,14 +74,14 @@ def gradient_loops_and_inner_jit(env: Env) -> Any:
     return _texts(jax.value_and_grad(lambda x: g(x)), _x())
 
 
-@case("hlo", vma=BOTH)
+@case("hlo", mesh=DATA_MODEL, vma=BOTH)
 def other_axis_of_a_spanning_mesh(env: Env) -> Any:
     """A mesh that has the spanning axis, a program that reduces over the other one only."""
     f = jax.shard_map(lambda x: lax.psum(jnp.sin(x), "model"), mesh=_mesh("data", "model"), in_specs=P("data", "model"), out_specs=P("data"), check_vma=env.vma)
     return _texts(f, _x())
 
 
-@case("hlo", vma=(True,))
+@case("hlo", mesh=DATA_MODEL, vma=(True,))
 def compiler_partitioned(env: Env) -> Any:
     """No shard_map: jit over a mesh that has the spanning axis."""
     mesh = _mesh("data", "model")
@@ -89,13 +89,13 @@ def compiler_partitioned(env: Env) -> Any:
     return _texts(lambda x: jax.lax.with_sharding_constraint(jnp.tanh(x @ x.T).sum(0), NamedSharding(mesh, P("model"))), x)
 
 
-@case("hlo", vma=(True,))
+@case("hlo", mesh=DATA_MODEL, vma=(True,))
 def single_device(env: Env) -> Any:
     """No mesh at all."""
     return _texts(lambda x: jnp.tanh(x @ x.T).sum(), _x())
 
 
-@case("hlo", vma=(True,))
+@case("hlo", mesh=DATA_MODEL, vma=(True,))
 def vmapped_axis(env: Env) -> Any:
     """A vmapped axis that has the spanning axis's name is still only a vmapped axis."""
     return _texts(jax.vmap(lambda x: x - lax.pmean(x, "data") + lax.axis_index("data"), axis_name="data"), _x())

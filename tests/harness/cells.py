@@ -9,19 +9,20 @@ from harness.judge import check
 from harness.layout import Layout
 from harness.pool import Pool, Run
 
-# (layout, transport) -> tags it takes; "!" marks a world that takes only one check_vma mode of each case, the two
+# (layout, transport) -> tags it takes; "!" marks tags of which it takes only one check_vma mode of each case, the two
 # modes in turn. Two clusters over shared memory carry everything; the others carry what depends on what they differ in.
+# An axis has one size in a world, so cases whose meshes put other axes beside it get a world of their own.
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("2|1", "shm"): ("core", "refuse"),
-    ("2|1", "tcp"): ("wire", "smoke", "order"),
-    ("1|1", "shm"): ("smoke",),
-    ("1|1", "tcp"): ("smoke", "order"),
-    ("2|1|2", "tcp"): ("!core", "wire", "smoke", "order"),
-    ("2|1|2", "shm"): ("wire", "smoke", "!order"),
-    ("1+1|1", "tcp"): ("!core", "smoke"),
-    ("1+1|1", "shm"): ("smoke", "wire"),
-    ("4|4", "shm"): ("wide", "mesh", "smoke", "hlo"),
-    ("4|2", "tcp"): ("mesh", "smoke"),
+    ("2/1", "shm"): ("core", "refuse"),
+    ("2/1", "tcp"): ("wire", "smoke", "order"),
+    ("1/1", "shm"): ("smoke",),
+    ("1/1", "tcp"): ("smoke", "order"),
+    ("2/1/2", "tcp"): ("!core", "wire", "smoke", "order"),
+    ("2/1/2", "shm"): ("wire", "smoke", "!order"),
+    ("1+1/1", "tcp"): ("!core", "smoke"),
+    ("1+1/1", "shm"): ("smoke", "wire"),
+    ("4/4", "shm"): ("wide", "mesh", "smoke", "hlo"),
+    ("4/2", "tcp"): ("mesh", "smoke"),
 }
 _NEEDS_EVEN_PAIRS = {"pp"}
 
@@ -39,7 +40,7 @@ class Cell:
         return f"{self.layout}-{self.transport}-{self.run.case.name}-{vma}-{self.run.api}"
 
     def check(self, pool: Pool) -> None:
-        check(pool, pool.world(Layout.parse(self.layout), self.transport), self.run)
+        check(pool, pool.world(Layout.parse(self.layout), self.transport, self.run.spec.per_rank), self.run)
 
 
 def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
@@ -57,7 +58,7 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
     for (layout, transport), tags in WORLDS.items():
         for number, case in enumerate(module(*modules)):
             runs, both = _takes(tags, case, soak)
-            if not runs or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4|4"):
+            if not runs or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4"):
                 continue
             modes = case.vma if both or len(case.vma) == 1 else (case.vma[number % 2],)
             apis = case.api if both else case.api[:1]
@@ -67,4 +68,4 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
 
 def world_order(cell: Cell) -> int:
     """Position of the cell's world: tests of one world run together."""
-    return list(WORLDS).index((cell.layout, cell.transport))
+    return 10 * list(WORLDS).index((cell.layout, cell.transport)) + cell.run.spec.per_rank

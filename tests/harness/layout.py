@@ -9,17 +9,17 @@ _NAMES = ("left", "right", "third", "fourth")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Devices per process, per cluster: ``1+1|2`` is a cluster of two 1-device processes and one of 2 devices."""
+    """Devices per process, per cluster: ``1+1/2`` is a cluster of two 1-device processes and one of 2 devices."""
 
     clusters: tuple[tuple[int, ...], ...]
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads the form that test ids use, e.g. ``"2|1"``."""
-        return cls(tuple(tuple(int(n) for n in part.split("+")) for part in text.split("|")))
+        """Reads the form that test ids use, e.g. ``"2/1"``."""
+        return cls(tuple(tuple(int(n) for n in part.split("+")) for part in text.split("/")))
 
     def __str__(self) -> str:
-        return "|".join("+".join(map(str, processes)) for processes in self.clusters)
+        return "/".join("+".join(map(str, processes)) for processes in self.clusters)
 
     @property
     def devices(self) -> tuple[int, ...]:

@@ -261,9 +261,15 @@ class Pool:
         self.oracle = Oracle(8)
         self._stock: dict[int, Oracle] = {}
 
-    def world(self, layout: Layout, transport: str, pythons: tuple[str, ...] = ()) -> World:
-        """The world asked for: the present one if it is the same and well, else a new one."""
-        key = (layout, transport, pythons)
+    def world(self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()) -> World:
+        """The world asked for: the present one if it is the same and well, else a new one.
+
+        Args:
+            layout, transport: of the world.
+            per_rank: devices along the other axes of the cases' meshes; the spanning axis has one size in a world.
+            pythons: interpreter of each cluster; the current one where missing.
+        """
+        key = (layout, transport, per_rank, pythons)
         if self._discards[key] > self._MAX_DISCARDS:
             raise WorkerGone(f"the world {layout} over {transport} failed {self._discards[key]} times; not tried again")
         if key in self._unusable:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
+# A native module in the source tree comes from an in-place build, which then stands for the installed package.
+IN_PLACE = [str(TESTS.parent)] if list((TESTS.parent / "jax_hetccl").glob("_native*.so")) else []
 _DROPPED = ("HETCCL_", "JAX_", "XLA_", "TF_", "PYTHONPATH")
 
 
@@ -40,7 +42,7 @@ class Process:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
         env = {
             **kept,
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *IN_PLACE]),
             "PYTHONFAULTHANDLER": "1",
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
