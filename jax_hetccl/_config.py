@@ -176,8 +176,8 @@ def parse_axes(value: Any) -> dict[str, int | None]:
 
 def parse_port_range(value: Any) -> tuple[int, int]:
     """Parses `low-high` (inclusive) or a pair."""
-    low, high = value if isinstance(value, (tuple, list)) else str(value).split("-")
-    low, high = int(low), int(high)
+    match = re.fullmatch(r"(\d+)-(\d+)", value if isinstance(value, str) else "{}-{}".format(*value))
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 0 < low <= high < 65536:
         raise ValueError("expected low-high with 1 <= low <= high <= 65535")
     return low, high

@@ -36,6 +36,7 @@ class Channels(AcceptorHooks):
         acceptor: Acceptor,
         owner: dict[int, int],
         report: Callable[[str, str], None],
+        make_segment: Callable[[], list[int]] | None = None,
     ) -> None:
         """Starts to accept.
 
@@ -46,6 +47,7 @@ class Channels(AcceptorHooks):
           acceptor: accepts; closed with this object.
           owner: rank to member index.
           report: called with kind and message if an incoming channel cannot be used.
+          make_segment: makes the shared memory of a shm channel; None: tcp only.
         """
         self._engine = engine
         self._control = control
@@ -53,6 +55,7 @@ class Channels(AcceptorHooks):
         self._acceptor = acceptor
         self._owner = owner
         self._report = report
+        self._make_segment = make_segment
         self._lock = threading.Lock()
         self._outgoing: dict[Pair, concurrent.futures.Future[str]] = {}
         self._incoming: dict[Pair, str] = {}
@@ -92,7 +95,7 @@ class Channels(AcceptorHooks):
         future = self._outgoing[pair]
         try:
             member = self._control.members[self._owner[dst]]
-            transport, fds = self._opener.open(member, src, dst)
+            transport, fds = self._opener.open(member, src, dst, self._make_segment)
             self._engine.add_channel(
                 local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds
             )

@@ -33,6 +33,7 @@ _DRAIN_S = 10.0
 _CLOSE_S = 3.0
 
 EngineFactory = Callable[[Config, ControlPlane], Any]
+SegmentFactory = Callable[[], list[int]]
 
 
 class World:
@@ -58,6 +59,7 @@ class World:
         owner: dict[int, int],
         engine: Any,
         acceptor: Acceptor,
+        make_segment: SegmentFactory | None = None,
     ) -> None:
         """Takes over the resources; `initialize` is how to get a world."""
         self.epoch = control.epoch
@@ -76,7 +78,9 @@ class World:
         self._monitor = FailureMonitor(engine, control)
         self._monitor.start()
         opener = channels.Opener(config, control)
-        self._channels = Channels(engine, control, opener, acceptor, owner, self._monitor.report)
+        self._channels = Channels(
+            engine, control, opener, acceptor, owner, self._monitor.report, make_segment
+        )
 
     def rank_of_device(self, device: jax.Device) -> int:
         """Returns the world rank of a device of this cluster."""
@@ -246,17 +250,23 @@ def initialize(
     with _lock:
         if _current is not None:
             raise HetcclError(f"initialize: already in {_current}; call hetccl.shutdown() first")
-        _current = form(config, native_engine, local_device_ids)
+        _current = form(config, native_engine, native_segment, local_device_ids)
         atexit.register(shutdown)
         return _current
 
 
-def form(config: Config, engine_factory: EngineFactory, local_device_ids: Any = None) -> World:
+def form(
+    config: Config,
+    engine_factory: EngineFactory,
+    make_segment: SegmentFactory | None = None,
+    local_device_ids: Any = None,
+) -> World:
     """Joins the world that `config` describes; `initialize` without the process-wide state.
 
     Args:
       config: the settings.
       engine_factory: makes the engine once the control plane stands.
+      make_segment: makes the shared memory of a shm channel; None: tcp only.
       local_device_ids: see `initialize`.
     """
     deadline = time.monotonic() + config.join_timeout
@@ -265,14 +275,15 @@ def form(config: Config, engine_factory: EngineFactory, local_device_ids: Any = 
     control: ControlPlane | None = None
     try:
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
-        record = {**reach, "versions": versions, "python": sys.version.split()[0]}
+        agree = {"HETCCL_BUCKET_MB": config.bucket_mb, "HETCCL_AXES": sorted(config.axes)}
+        record = {**reach, "versions": versions, "python": sys.version.split()[0], "agree": agree}
         control = join(config, record)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
         control.publish("devices", island.describe_devices())
         left = max(deadline - time.monotonic(), 1.0)
         clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
         engine = engine_factory(config, control)
-        world = World(config, control, clusters, owner, engine, acceptor)
+        world = World(config, control, clusters, owner, engine, acceptor, make_segment)
     except BaseException:
         acceptor.close()
         if control is not None:
@@ -291,6 +302,13 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
     return _native.Engine(
         epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout
     )
+
+
+def native_segment() -> list[int]:
+    """Makes the shared memory of a shm channel of the native engine; the caller owns the descriptors."""
+    from jax_hetccl import _native
+
+    return _native.make_shm_segment()
 
 
 def _introduce(world: World) -> None:

@@ -5,11 +5,13 @@ The sending side opens a channel. What comes out are plain file descriptors for 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jax_hetccl._config import Config, is_loopback
@@ -62,7 +64,7 @@ class Opener:
         self._no_shm: set[int] = set()
 
     def open(
-        self, member: Member, src: int, dst: int, shm_fds: list[int] | None = None
+        self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]] | None = None
     ) -> tuple[str, list[int]]:
         """Opens the channel `src` -> `dst` to `member`.
 
@@ -70,41 +72,42 @@ class Opener:
           member: the process that owns rank `dst`.
           src: a rank of this process.
           dst: the peer's rank.
-          shm_fds: descriptors of a shared-memory ring that the peer gets if the channel becomes a shm
-            one. They stay the caller's.
+          make_segment: makes the shared memory of a shm channel; returns its descriptors, which the peer
+            gets too. None where there is no such transport.
 
         Returns:
-          The transport's name and its sockets, whose owner is now the caller.
+          The transport's name and the descriptors for the engine, whose owner is now the caller.
 
         Raises:
           RendezvousError: the peer cannot be reached or does not prove who it is.
         """
-        if shm_fds and self._shm_possible(member):
+        wanted = self._config.transport
+        if wanted != "tcp" and make_segment and self._shm_possible(member):
             try:
-                return "shm", [self._open_shm(member, src, dst, shm_fds)]
-            except (OSError, RendezvousError) as error:
-                if self._config.transport == "shm":
+                return "shm", self._open_shm(member, src, dst, make_segment)
+            except (OSError, RuntimeError) as error:  # e.g. no memory left, or another network namespace
+                if wanted == "shm":
                     raise RendezvousError(
                         f"HETCCL_TRANSPORT=shm, but {member.name} cannot be reached over shared memory: {error}"
                     ) from None
                 if member.index not in self._no_shm:
                     self._no_shm.add(member.index)
                     _log.warning("no shared memory with %s (%s): using tcp", member.name, error)
-        elif self._config.transport == "shm":
+        elif wanted == "shm":
             raise RendezvousError(
                 f"HETCCL_TRANSPORT=shm, but {member.name} runs on another host or as another user; use auto or tcp"
             )
         return "tcp", self._open_tcp(member, src, dst)
 
     def _shm_possible(self, member: Member) -> bool:
-        if self._config.transport == "tcp" or member.index in self._no_shm:
+        if member.index in self._no_shm:
             return False
         same_host = member.record.get("boot") == boot_id() != ""
         return same_host and member.record.get("uid") == os.getuid()
 
     def _claim(
         self, member: Member, src: int, dst: int, stripe: int, stripes: int, transport: str, attempt: bytes
-    ):
+    ) -> Claim:
         return Claim(self._control.me, member.index, src, dst, stripe, stripes, transport, attempt)
 
     def _open_tcp(self, member: Member, src: int, dst: int) -> list[int]:
@@ -135,19 +138,22 @@ class Opener:
         addresses.set_keepalive(sock)
         return sock
 
-    def _open_shm(self, member: Member, src: int, dst: int, fds: list[int]) -> int:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
+    def _open_shm(
+        self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]]
+    ) -> list[int]:
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             sock.settimeout(DIAL_S)
             sock.connect("\0" + member.record["unix"])
             self._prove(sock, member, self._claim(member, src, dst, 0, 1, "shm", os.urandom(8)))
-            socket.send_fds(sock, [FDS_BYTE], fds)
-            if sock.recv(1) != FDS_BYTE:
+            segment = make_segment()
+            undo.callback(lambda: [os.close(fd) for fd in segment])
+            socket.send_fds(sock, [FDS_BYTE], segment)
+            if _read(sock, 1, time.monotonic() + DIAL_S) != FDS_BYTE:
                 raise RendezvousError(f"{member.name} did not take the shared memory")
-            return sock.detach()
-        except BaseException:
-            sock.close()
-            raise
+            sock.settimeout(None)
+            undo.pop_all()
+            return [sock.detach(), *segment]
 
     def _prove(self, sock: socket.socket, member: Member, claim: Claim) -> None:
         dialer = handshake.Dialer(self._control.pair_key(member.index), claim)

@@ -12,7 +12,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from jax_hetccl._config import Config
-from jax_hetccl._errors import HetcclError, RendezvousError
+from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
 from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
 from jax_hetccl.rendezvous.control import ControlPlane, Joined, Member
 
@@ -35,13 +35,15 @@ def join(config: Config, record: dict[str, Any] | None = None) -> ControlPlane:
 
     Args:
       config: this process's settings.
-      record: facts about this process for the others; msgpack-able.
+      record: facts about this process for the others; msgpack-able. `record["agree"]` holds those that
+        must be the same everywhere, by the name of the setting.
 
     Returns:
       The control plane, connected with every member.
 
     Raises:
       RendezvousError: not all members met within `config.join_timeout`; says who is missing and why.
+      AgreementError: members disagree about a fact in `record["agree"]`; raised by all of them.
     """
     deadline = time.monotonic() + config.join_timeout
     hosted = coordinator.try_host(config)
@@ -53,6 +55,7 @@ def join(config: Config, record: dict[str, Any] | None = None) -> ControlPlane:
         raise
     try:
         _reach_everybody(control, deadline)
+        _check_agreement(control)
     except BaseException:
         control.close(1.0)
         raise
@@ -229,3 +232,15 @@ def _reach_everybody(control: ControlPlane, deadline: float) -> None:
             f"met {', '.join(unreachable)} at the coordinator but cannot connect there; check firewalls, "
             "HETCCL_PORT_RANGE and HETCCL_SOCKET_IFNAME"
         ) from None
+
+
+def _check_agreement(control: ControlPlane) -> None:
+    first = control.members[0]
+    differences = [
+        f"{setting} is {value!r} in {first.name} but {member.record.get('agree', {}).get(setting)!r} in {member.name}"
+        for setting, value in first.record.get("agree", {}).items()
+        for member in control.members
+        if member.record.get("agree", {}).get(setting) != value
+    ]
+    if differences:
+        raise AgreementError("settings must be the same everywhere: " + "; ".join(differences))
