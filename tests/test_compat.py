@@ -1,0 +1,85 @@
+"""Every private JAX name that _compat.py uses, checked on its own: a JAX that moves one fails here, by name."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_hetccl import _compat
+from jax_hetccl._compat import ad, core, mlir, parallel, shard_map_lib
+
+
+def test_tested_versions():
+    assert (0, 10) <= jax.__version_info__[:2] <= (0, 12), "extend the range only after running all tests"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "arguments"),
+    [
+        (shard_map_lib, "_extend_axis_env", ["mesh", "newly_manual_axes"]),
+        (core, "extend_axis_env_nd", None),
+        (mlir, "lower_fun", ["fun", "multiple_results"]),
+        (mlir, "register_lowering", ["prim", "rule", "platform", "inline", "cacheable"]),
+        (mlir, "custom_call", None),
+        (mlir, "aval_to_ir_type", None),
+        (mlir, "lower_jaxpr_to_module", None),
+    ],
+)
+def test_function_is_where_it_was(owner, name, arguments):
+    found = getattr(owner, name, None)
+    assert callable(found), f"JAX moved {owner.__name__}.{name}, which _compat.py needs"
+    if arguments:
+        assert list(inspect.signature(found).parameters)[: len(arguments)] == arguments
+
+
+def test_lowering_rules_are_kept_in_tables():
+    for name in (*_compat.DECOMPOSED, "axis_index_p", "reduce_scatter_p", "all_gather_p"):
+        primitive = getattr(parallel, name)
+        entry = mlir._lowerings[primitive]
+        assert callable(entry.rule) and isinstance(entry.inline, bool), name
+    assert isinstance(mlir._uncacheable_primitives, set)
+    rule = mlir._lowerings[parallel.reduce_scatter_p].rule
+    assert rule.args and rule.args[0] is jax.lax.add_p, "reduce_scatter's rule is no partial over the reducer any more"
+
+
+def test_shard_map_has_one_transpose_rule():
+    tables = [t for t in (getattr(ad, "fancy_transposes", {}), ad.primitive_transposes) if shard_map_lib.shard_map_p in t]
+    assert len(tables) == 1
+
+
+def test_a_single_operand_travels_through_each_reduction():
+    for name in _compat.DECOMPOSED:
+        assert not getattr(parallel, name).multiple_results, f"{name} became variadic; _compat._reduce expects one operand"
+
+
+def test_lower_jaxpr_to_module_is_looked_up_in_its_module(monkeypatch):
+    """The ordering pass hangs on that: pxla must call mlir.lower_jaxpr_to_module by attribute."""
+    calls = []
+    stock = mlir.lower_jaxpr_to_module
+    monkeypatch.setattr(mlir, "lower_jaxpr_to_module", lambda *a, **k: calls.append(1) or stock(*a, **k))
+    jax.jit(lambda x: x * 41 + 1).lower(jnp.float32(1))
+    assert calls
+
+
+def test_install_and_uninstall_leave_stock_jax():
+    class Hooks:
+        def __getattr__(self, name):
+            raise AssertionError(f"{name} was asked for without a spanning axis")
+
+    watched = {
+        "extend": lambda: shard_map_lib._extend_axis_env,
+        "module": lambda: mlir.lower_jaxpr_to_module,
+        "psum": lambda: mlir._lowerings[parallel.psum_p],
+        "uncacheable": lambda: frozenset(mlir._uncacheable_primitives),
+        "gather": lambda: {p: t.get(parallel.all_gather_p) for p, t in mlir._platform_specific_lowerings.items()},
+    }
+    before = {k: f() for k, f in watched.items()}
+    _compat.install(Hooks())  # type: ignore[arg-type]
+    try:
+        assert {k for k, f in watched.items() if f() != before[k]} == set(watched)
+        with pytest.raises(RuntimeError, match="installed already"):
+            _compat.install(Hooks())  # type: ignore[arg-type]
+    finally:
+        _compat.uninstall()
+    assert {k: f() for k, f in watched.items()} == before
