@@ -23,6 +23,7 @@ struct EngineObject {
 
 void DefineEngine(nanobind::module_& module);
 void DefineHandlers(nanobind::module_& module);
+void DefineTransports(nanobind::module_& module);
 
 }  // namespace hetccl::bindings
 

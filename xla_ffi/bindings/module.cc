@@ -9,4 +9,5 @@ NB_MODULE(_native, module) {
   module.def("protocol_version", [] { return int{hetccl::transport::kProtocolVersion}; });
   hetccl::bindings::DefineEngine(module);
   hetccl::bindings::DefineHandlers(module);
+  hetccl::bindings::DefineTransports(module);
 }

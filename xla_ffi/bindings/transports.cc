@@ -1,11 +1,19 @@
 #include "xla_ffi/bindings/transports.h"
 
+#include <nanobind/stl/vector.h>
+
 #include <memory>
+#include <stdexcept>
 #include <utility>
 
+#include "xla_ffi/bindings/bindings.h"
+#include "xla_ffi/transport/shm/factory.h"
 #include "xla_ffi/transport/tcp/factory.h"
 
 namespace hetccl::bindings {
+
+namespace nb = nanobind;
+
 namespace {
 
 // What a transport's factory.h offers.
@@ -16,6 +24,7 @@ struct Factory {
 };
 
 constexpr Factory kFactories[] = {
+    {"shm", transport::shm::MakeSender, transport::shm::MakeReceiver},
     {"tcp", transport::tcp::MakeSender, transport::tcp::MakeReceiver},
 };
 
@@ -42,6 +51,19 @@ Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool 
     return engine.channels().AddIncoming(local_rank, peer_rank, std::move(receiver));
   }
   return InternalError("unknown transport \"" + transport + "\"; known ones: " + known);
+}
+
+void DefineTransports(nb::module_& module) {
+  module.def(
+      "make_shm_segment",
+      [](uint32_t slot_bytes, uint32_t slots) {
+        UniqueFd memfd;
+        Status status = transport::shm::MakeSegment(slot_bytes, slots, &memfd);
+        if (!status.ok()) throw std::runtime_error("hetccl: " + status.message());
+        return std::vector<int>{memfd.release()};
+      },
+      nb::arg("slot_bytes") = transport::shm::kDefaultSlotBytes,
+      nb::arg("slots") = transport::shm::kDefaultSlots);
 }
 
 }  // namespace hetccl::bindings

@@ -30,6 +30,7 @@ class IncomingChannel final : public Channel {
 
   proxy::Pace Step() override;
   std::vector<int> poll_fds() const override { return receiver_->poll_fds(); }
+  void OnReady() override { receiver_->OnReady(); }
   bool ArmDoorbell() override { return receiver_->ArmDoorbell(); }
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;

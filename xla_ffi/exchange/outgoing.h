@@ -24,6 +24,7 @@ class OutgoingChannel final : public Channel {
 
   proxy::Pace Step() override;
   std::vector<int> poll_fds() const override { return sender_->poll_fds(); }
+  void OnReady() override { sender_->OnReady(); }
   bool ArmDoorbell() override { return sender_->ArmDoorbell(); }
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;

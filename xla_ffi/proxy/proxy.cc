@@ -129,7 +129,10 @@ void Proxy::Poll(int timeout_ms) {
   epoll_event events[32];
   const int count = ::epoll_wait(epoll_.get(), events, 32, timeout_ms);
   for (int i = 0; i < count; ++i) {
-    if (Task* task = static_cast<Task*>(events[i].data.ptr)) task->wanted_.store(true);
+    Task* task = static_cast<Task*>(events[i].data.ptr);
+    if (task == nullptr) continue;
+    task->OnReady();
+    task->wanted_.store(true);
   }
   // Edge triggered: the eventfd need not be read, each write is a new edge.
 }

@@ -16,7 +16,7 @@ enum class Pace {
   kBusy,     // moved something: step again at once
 };
 
-// Work that never blocks. Step, poll_fds and ArmDoorbell are called on the proxy's thread only;
+// Work that never blocks. Step, poll_fds, OnReady and ArmDoorbell are called on the proxy's thread only;
 // Notify may be called from any thread and holds no lock.
 class Task {
  public:
@@ -25,6 +25,8 @@ class Task {
   virtual Pace Step() = 0;
   // Watched edge triggered: readiness leads to a step. Asked once, when the task is added.
   virtual std::vector<int> poll_fds() const = 0;
+  // Called when a descriptor has become ready, before the step that this leads to.
+  virtual void OnReady() = 0;
   // Called before the thread sleeps while this task waits. True: do not sleep, step again.
   virtual bool ArmDoorbell() = 0;
 

@@ -45,6 +45,8 @@ class Endpoint {
   // Descriptors whose readiness makes another step worth while. Constant; they are watched edge
   // triggered, so a step goes on until nothing moves or it reports progress.
   virtual std::vector<int> poll_fds() const = 0;
+  // Called when one of them has become ready, before the next step.
+  virtual void OnReady() = 0;
   // Called before the proxy thread sleeps while this endpoint waits for the peer: makes the peer
   // wake poll_fds(). True if something can be moved right now, so that sleeping would be wrong.
   virtual bool ArmDoorbell() = 0;

@@ -19,6 +19,7 @@ class TcpReceiver final : public Receiver {
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
   std::vector<int> poll_fds() const override;
+  void OnReady() override {}  // every step looks
   bool ArmDoorbell() override { return false; }
   void SayGoodbye() override;
   bool Drained() override;

@@ -1,0 +1,51 @@
+#ifndef XLA_FFI_TRANSPORT_SHM_RECEIVER_H_
+#define XLA_FFI_TRANSPORT_SHM_RECEIVER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/shm/link.h"
+#include "xla_ffi/transport/shm/segment.h"
+#include "xla_ffi/transport/span_cursor.h"
+#include "xla_ffi/transport/transport.h"
+
+namespace hetccl::transport::shm {
+
+// The receiving half: empties slots.
+class ShmReceiver final : public Receiver {
+ public:
+  explicit ShmReceiver(UniqueFd socket) : link_(std::move(socket)) {}
+  Status Map(const UniqueFd& memfd) { return segment_.Map(memfd); }
+
+  // What the peer left in the ring is still good when the peer is gone.
+  PeerState peer() const override;
+  std::string lost_reason() const override { return link_.lost_reason(); }
+  std::vector<int> poll_fds() const override { return {link_.fd()}; }
+  void OnReady() override { link_.Read(); }
+  bool ArmDoorbell() override;
+  void SayGoodbye() override { link_.SayGoodbye(); }
+  bool Drained() override { return true; }
+  Status Peek(const WireHeader** header) override;
+  void Accept(MutablePayload payload) override;
+  Status Step(Progress* progress) override;
+
+ private:
+  // Filled slots; an error if the sender's counter makes no sense.
+  Status Filled(uint64_t* filled) const;
+  void FreeSlot();
+
+  Link link_;
+  Segment segment_;
+  uint64_t freed_ = 0;
+  WireHeader header_;
+  bool have_header_ = false;
+  bool in_first_slot_ = false;
+  bool streaming_ = false;
+  SpanCursor<MutableSpan> payload_;
+};
+
+}  // namespace hetccl::transport::shm
+
+#endif  // XLA_FFI_TRANSPORT_SHM_RECEIVER_H_
