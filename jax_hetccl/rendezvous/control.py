@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 _GOODBYE = "control/goodbye"
 _POLL_MS = 200
-_LINGER_MS = 300
+# How long closing waits for last messages to leave; a coordinator that is gone costs us this much.
+_LINGER_MS = 100
 
 Handler = Callable[[int, str, Any], None]
 

@@ -92,6 +92,7 @@ class Coordinator:
         self._gone: dict[str, tuple[float, str]] = {}
         self._world: _World | None = None
         self._stop = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="hetccl-coordinator", daemon=True)
 
     def start(self) -> None:
@@ -99,10 +100,12 @@ class Coordinator:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread and releases the port; idempotent, returns within a second."""
-        self._stop.set()
-        if self._thread.is_alive():
+        """Stops the thread and releases the port; idempotent."""
+        if not self._stop.is_set():
+            self._stop.set()
+            os.eventfd_write(self._wake, 1)
             self._thread.join(5)
+            os.close(self._wake)
 
     def wait(self) -> None:
         """Serves until the thread ends or the caller is interrupted."""
@@ -113,6 +116,7 @@ class Coordinator:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._gate.socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
         try:
             while not self._stop.is_set():
                 ready = dict(poller.poll(_POLL_MS))
