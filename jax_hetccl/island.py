@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -12,6 +11,8 @@ from jax_hetccl._config import Config
 from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
 from jax_hetccl.rendezvous import addresses
 from jax_hetccl.rendezvous.control import ControlPlane
+
+Device: TypeAlias = Any  # `jax.Device` is an attribute that type checkers do not take for a class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +58,8 @@ def join_island(config: Config, control: ControlPlane, local_device_ids: Any, ti
     if count == 1:
         return
     address = _island_address(config, control, timeout)
-    with contextlib.suppress(AttributeError):  # the option is gone where Gloo is all there is
-        if jax.config.jax_cpu_collectives_implementation is None:
-            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") is None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(
             address,
@@ -88,7 +88,7 @@ def _island_address(config: Config, control: ControlPlane, timeout: float) -> st
     return control.collect(key, [leader], timeout)[leader]
 
 
-def devices() -> list[jax.Device]:
+def devices() -> list[Device]:
     """All devices of this cluster in rank order."""
     return sorted(jax.devices(), key=lambda device: device.id)
 
@@ -106,7 +106,7 @@ def describe_devices() -> dict[str, Any]:
     }
 
 
-def ordinal(device: jax.Device) -> int:
+def ordinal(device: Device) -> int:
     """The number by which a handler of the FFI knows `device`: the global id on CPU, else the local one."""
     if device.platform == "cpu":
         return device.id

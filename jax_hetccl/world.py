@@ -82,7 +82,7 @@ class World:
             engine, control, opener, acceptor, owner, self._monitor.report, make_segment
         )
 
-    def rank_of_device(self, device: jax.Device) -> int:
+    def rank_of_device(self, device: island.Device) -> int:
         """Returns the world rank of a device of this cluster."""
         try:
             return self._rank_of_id[device.id]

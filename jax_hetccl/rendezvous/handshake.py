@@ -55,8 +55,9 @@ class Claim:
     @classmethod
     def unpack(cls, data: bytes) -> Claim:
         """Decodes a claim; only call it once its proof holds."""
-        *numbers, transport, attempt = _CLAIM.unpack(data)
-        return cls(*numbers, transport.rstrip(b"\0").decode("ascii", "replace"), attempt)
+        dialer, acceptor, src, dst, stripe, stripes, transport, attempt = _CLAIM.unpack(data)
+        name = transport.rstrip(b"\0").decode("ascii", "replace")
+        return cls(dialer, acceptor, src, dst, stripe, stripes, name, attempt)
 
 
 def _mac(key: bytes, role: bytes, claim: bytes, dialer_nonce: bytes, acceptor_nonce: bytes) -> bytes:

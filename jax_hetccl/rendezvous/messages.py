@@ -6,7 +6,7 @@ cannot exhaust us.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -19,7 +19,7 @@ MAX_BYTES = 64 << 20
 
 def pack(*fields: Any) -> bytes:
     """Encodes a message."""
-    return msgpack.packb(fields, use_bin_type=True)
+    return cast(bytes, msgpack.packb(fields, use_bin_type=True))
 
 
 def unpack(data: bytes | memoryview) -> list[Any] | None:

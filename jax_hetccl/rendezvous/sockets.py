@@ -55,7 +55,7 @@ def bind_free(sock: zmq.Socket, address: str, port_range: tuple[int, int] | None
     for port in range(low, high + 1):
         try:
             sock.bind(addresses.endpoint(address, port))
-            return int(sock.last_endpoint.rstrip(b"\0").rpartition(b":")[2])
+            return int(sock.get_string(zmq.LAST_ENDPOINT).rstrip("\0").rpartition(":")[2])
         except zmq.ZMQError as error:
             if port_range is None:
                 raise RendezvousError(f"cannot listen on {address}: {error}") from None
