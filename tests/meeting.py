@@ -22,11 +22,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def config(name: str, port: int, **settings: Any) -> Config:
+def config(name: str, port: int, host: str = "127.0.0.1", **settings: Any) -> Config:
     """Settings of the member `cluster/process`."""
     cluster, _, process = name.partition("/")
     settings = {"clusters": CLUSTERS, "secret": SECRET, "join_timeout": 20, **settings}
-    return resolve({}, coordinator=f"127.0.0.1:{port}", cluster=cluster, process=int(process), **settings)
+    return resolve({}, coordinator=(host, port), cluster=cluster, process=int(process), **settings)
 
 
 class Meeting:

@@ -18,8 +18,8 @@ from jax_hetccl._errors import ConfigError, RendezvousError
 from jax_hetccl.rendezvous import acceptor as acceptor_
 from jax_hetccl.rendezvous import addresses, channels, handshake
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
-from jax_hetccl.rendezvous.control import Member
 from jax_hetccl.rendezvous.handshake import Claim
+from jax_hetccl.rendezvous.member import Member
 
 KEY = bytes(range(32))
 CLAIM = Claim(0, 1, src=2, dst=5, stripe=0, stripes=1, transport="tcp", attempt=b"12345678")

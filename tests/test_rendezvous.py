@@ -16,7 +16,7 @@ from meeting import SECRET, Meeting, config, free_port
 
 from jax_hetccl import _secret
 from jax_hetccl._errors import AgreementError, HetcclError, PeerLostError, RendezvousError
-from jax_hetccl.rendezvous import coordinator, keys, messages, sockets
+from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets
 from jax_hetccl.rendezvous.join import join
 
 ALL = ("left/0", "left/1", "right/0")
@@ -377,6 +377,86 @@ def test_nothing_is_left_after_many_worlds(meeting):
         meeting.join(*ALL)
         meeting.close()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_ipv6():
+    with Meeting(host="::1") as meeting:
+        left, *_ = meeting.join(*ALL)
+        assert all(m.record["control"].startswith("tcp://[::1]:") for m in left.members)
+
+
+def real_address() -> str | None:
+    return next((a for _, a in addresses.interfaces() if not a.startswith("127.") and ":" not in a), None)
+
+
+@pytest.mark.skipif(real_address() is None, reason="this machine has only loopback")
+def test_beyond_loopback_nobody_tells_a_loopback_address():
+    with Meeting(host=real_address()) as meeting:
+        left, *_ = meeting.join(*ALL)
+        assert {m.record["control"].rpartition(":")[0] for m in left.members} == {f"tcp://{real_address()}"}
+
+
+@pytest.mark.skipif(real_address() is None, reason="this machine has only loopback")
+def test_a_host_name_that_means_loopback_here_means_our_real_address(monkeypatch):
+    """As with `127.0.1.1 myhost` in /etc/hosts: the others could not use it."""
+    lookup = socket.getaddrinfo
+
+    def own_name_is_loopback(host, *rest, **more):
+        return lookup("127.0.1.1" if host == "myhost" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", own_name_is_loopback)
+    with Meeting(host="myhost") as meeting:
+        left, *_ = meeting.join(*ALL)
+        assert {m.record["control"].rpartition(":")[0] for m in left.members} == {f"tcp://{real_address()}"}
+
+
+@pytest.mark.parametrize("door", ["coordinator", "member"])
+@pytest.mark.parametrize("stranger", ["plain", "junk", "unknown key"])
+def test_strangers_get_no_answer_and_disturb_nobody(meeting, door, stranger):
+    left, _, right = meeting.join(*ALL)
+    where = f"tcp://127.0.0.1:{meeting.port}" if door == "coordinator" else left.members[2].record["control"]
+    server_key = keys.curve_pair(SECRET, "", keys.COORDINATOR)[0]
+    if door == "member":
+        server_key = left.members[2].record["curve"]
+    heard = []
+    right.subscribe("", lambda *args: heard.append(args))
+    heard.clear()
+    if stranger == "junk":
+        with socket.create_connection(("127.0.0.1", int(where.rpartition(":")[2])), timeout=2) as sock:
+            sock.sendall(os.urandom(4096))
+            answer = b""
+            try:
+                while chunk := sock.recv(4096):
+                    answer += chunk
+            except OSError:
+                pass
+            assert len(answer) <= 64  # ZeroMQ's public greeting
+    else:
+        context = zmq.Context()
+        if stranger == "plain":
+            sock = context.socket(zmq.DEALER)
+        else:
+            sock = sockets.client(context, zmq.curve_keypair(), server_key)
+        sock.linger = 0
+        sock.connect(where)
+        sock.send(messages.pack("JOIN", messages.PROTOCOL, b"x" * 16, {}))
+        sock.send(messages.pack("DATA", 1, messages.pack("evil", 1)))
+        assert not sock.poll(700)
+        sock.close()
+        context.term()
+    left.publish("still", "alive")
+    assert right.collect("still", [0], 5) == {0: "alive"}
+    assert all(key == "still" for _, key, _ in heard)
 
 
 def test_settings_that_must_be_equal_are_compared(meeting):

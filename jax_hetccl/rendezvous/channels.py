@@ -18,8 +18,9 @@ from jax_hetccl._config import Config, is_loopback
 from jax_hetccl._errors import RendezvousError
 from jax_hetccl.rendezvous import addresses, handshake
 from jax_hetccl.rendezvous.acceptor import FDS_BYTE
-from jax_hetccl.rendezvous.control import ControlPlane, Member
+from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.handshake import Claim
+from jax_hetccl.rendezvous.member import Member
 
 _log = logging.getLogger(__name__)
 

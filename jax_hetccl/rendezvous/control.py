@@ -8,7 +8,6 @@ message.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import logging
 import os
 import threading
@@ -20,8 +19,9 @@ import zmq
 
 from jax_hetccl._errors import HetcclError, PeerLostError, RendezvousError
 from jax_hetccl.rendezvous import coordinator as coordinator_
-from jax_hetccl.rendezvous import keys, messages, sockets, zap
+from jax_hetccl.rendezvous import keys, messages, sockets
 from jax_hetccl.rendezvous.link import LOST_AFTER, Link
+from jax_hetccl.rendezvous.member import Joined
 
 _log = logging.getLogger(__name__)
 
@@ -31,39 +31,6 @@ _POLL_MS = 200
 _LINGER_MS = 100
 
 Handler = Callable[[int, str, Any], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One process of the world. `record` is what it told the coordinator about itself."""
-
-    index: int
-    cluster: int
-    cluster_name: str
-    process: int
-    record: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The member as `cluster/process`."""
-        return f"{self.cluster_name}/{self.process}"
-
-
-@dataclasses.dataclass
-class Joined:
-    """What `join.join` hands over: sockets (not used by any thread any more) and the world's facts."""
-
-    context: zmq.Context
-    router: zmq.Socket
-    gate: zap.Gate
-    keys: tuple[bytes, bytes]
-    nonce: bytes
-    members: tuple[Member, ...]
-    me: int
-    to_coordinator: zmq.Socket
-    instance: bytes
-    holder: str
-    hosted: coordinator_.Coordinator | None
 
 
 class ControlPlane:

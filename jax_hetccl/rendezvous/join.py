@@ -14,7 +14,8 @@ from zmq.utils.monitor import recv_monitor_message
 from jax_hetccl._config import Config
 from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
 from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
-from jax_hetccl.rendezvous.control import ControlPlane, Joined, Member
+from jax_hetccl.rendezvous.control import ControlPlane
+from jax_hetccl.rendezvous.member import Joined, Member
 
 _log = logging.getLogger(__name__)
 

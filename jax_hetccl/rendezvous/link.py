@@ -18,6 +18,7 @@ from jax_hetccl.rendezvous import messages
 # A process that closed its connection and does not accept a new one for this long is gone. Long
 # enough for a reconnection after a network error, short beside a training step's timeout.
 LOST_AFTER = 1.0
+_GIVE_UP_AFTER = 0.3
 
 _EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
@@ -46,8 +47,8 @@ class Link:
 
     @property
     def settled(self) -> bool:
-        """True if nothing more can or need be delivered."""
-        return self.departed or self.lost or not self._kept
+        """True if nothing more can or need be delivered; for closing, where a broken connection soon counts."""
+        return self.departed or self.lost or not self._kept or self.down_for() > _GIVE_UP_AFTER
 
     def send(self, payload: bytes) -> None:
         """Sends `payload` reliably."""
