@@ -66,13 +66,6 @@ def complex_order(env: Env) -> Any:
     return _sum_like(env, _values(env, "complex64"), (env.params["op"],))
 
 
-@case("core", both_reject=True, vma=OFF, table=_each(("int2",)))
-def rejected(env: Env) -> Any:
-    """What XLA's own all-reduce refuses."""
-    x = env.put(np.ones((env.size, 2), np.int8), P(D))
-    return jax.jit(env.smap(lambda x: env.psum(x.astype(env.params["dtype"]), D).astype(jnp.int8), P(D), P()))(x)
-
-
 @case("core", "wire", exact=True, table=_each(_WIDE))
 def wide(env: Env) -> Any:
     """64-bit types with x64 enabled."""
@@ -135,6 +128,28 @@ def infinities_minmax(env: Env) -> Any:
     value = np.ones((env.size, 2), np.float32)
     value[0], value[-1] = [np.inf, 3], [-np.inf, -np.inf]
     return _sum_like(env, env.put(value, P(D)), ("pmax", "pmin"))
+
+
+@case("core", "wire", replicas_only=True, table={"small": {"n": 33}, "large": {"n": 50_021}})
+def narrow_then_wide(env: Env) -> Any:
+    """Narrow sums that the program widens at once: a compiler that skips the rounding must do so on every rank."""
+    x = env.normal(1, env.params["n"])
+
+    def f(x: jax.Array) -> Any:
+        return {k: env.psum(x.astype(k), D).astype(jnp.float32) * 3 for k in ("bfloat16", "float16", "float8_e5m2")}
+
+    return jax.jit(env.smap(f, P(D), P()))(x)
+
+
+@case("core", "wire", replicas_only=True, table={"small": {"n": 33}, "large": {"n": 50_021}})
+def products_summed(env: Env) -> Any:
+    """Products that are summed: a compiler that fuses multiply and add must do so on every rank or on none."""
+    x, y = env.normal(1, env.params["n"]), env.normal(1, env.params["n"], seed=1)
+
+    def f(x: jax.Array, y: jax.Array) -> Any:
+        return env.psum(x * y, D), env.psum(x * x + y, D) * 3, env.psum(jnp.sin(x) * y, D), env.pmean(x * 0.1, D)
+
+    return jax.jit(env.smap(f, P(D), P()))(x, y)
 
 
 @case("core", table=_each(("float16", "bfloat16", "float32")))

@@ -58,13 +58,12 @@ def lengths_one_to_nineteen(env: Env) -> Any:
 
 @case("core", "wire", exact=True)
 def many_leaves(env: Env) -> Any:
-    """A pytree of 60 leaves of uneven sizes: several buckets or one, the values are the same."""
-    x = _counting(env, 1, 4096)
-    tree = {f"leaf{i}": (i * 37 % 61 + 1, (i * 97) % 900 + 1) for i in range(60)}
+    """A pytree of 40 leaves of uneven sizes, 2 MB together: one bucket or several, the values are the same."""
+    x = _counting(env, 1, 30_000)
+    cuts = {f"leaf{i}": (i * 7919 % 15_000, 1 + i * i * 17 % 29_000) for i in range(40)}
 
     def f(x: jax.Array) -> Any:
-        flat = x.reshape(-1)
-        return env.psum({k: jnp.resize(flat[:n], (rows, n)) * (rows + 1.0) for k, (rows, n) in tree.items()}, D)
+        return env.psum({k: x[:, start : start + n] for k, (start, n) in cuts.items()}, D)
 
     return jax.jit(env.smap(f, P(D), P()))(x)
 
@@ -77,7 +76,7 @@ def large_tree(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         y = x.reshape(-1)
         tree = {"a": y, "b": y[:1000].reshape(10, 100), "c": y[:200_000].astype(jnp.bfloat16), "d": y.astype(jnp.int32), "e": y[0]}
-        return jax.tree.map(lambda t: jnp.sum(t.astype(jnp.float32)) if t.ndim else t, env.psum({**tree, "f": y * 2}, D)), env.psum(y, D)
+        return env.psum({**tree, "f": y * 2}, D), env.psum(y, D)
 
     return jax.jit(env.smap(f, P(D), P()))(x)
 

@@ -48,6 +48,7 @@ class Case:
         both_reject: stock JAX raises, and so must every cluster.
         exact: the values carry no rounding that depends on the compiler, so clusters with different JAX versions
             must agree bit by bit too.
+        replicas_only: replicas must have equal bits, but the oracle does not judge their values.
         limit_s: time one run may take.
     """
 
@@ -62,6 +63,7 @@ class Case:
     says: tuple[str, ...] = ()
     both_reject: bool = False
     exact: bool = False
+    replicas_only: bool = False
     limit_s: float = 40.0
 
 

@@ -6,6 +6,7 @@ goes to stderr). End of stdin ends the process at once, whatever it is doing: a 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -105,12 +106,7 @@ class Worker:
         """Leaves the world in order; says which native or Python threads of ours are left."""
         if self._hetccl is not None:
             self._hetccl.shutdown()
-        left = [t.name for t in threading.enumerate() if t.name.startswith("hetccl")]
-        for task in Path("/proc/self/task").iterdir():
-            comm = (task / "comm").read_text().strip()
-            if comm.startswith("hetccl") and comm not in left:
-                left.append(comm)
-        return {"threads": left}
+        return {"threads": _our_threads()}
 
     def do_initialize(self, request: dict[str, Any]) -> dict[str, Any]:
         """Joins a new world in the same process."""
@@ -121,6 +117,15 @@ class Worker:
         import jax
 
         return {"jax": jax.__version__, "python": list(sys.version_info[:2]), "devices": len(jax.devices())}
+
+
+def _our_threads() -> list[str]:
+    """Names of this project's threads that run, Python's and native ones."""
+    names = {t.name for t in threading.enumerate()}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.add((task / "comm").read_text().strip())
+    return sorted(n for n in names if n.startswith("hetccl"))
 
 
 def _tuples(value: Any) -> Any:
