@@ -1,4 +1,4 @@
-"""A Flax NNX transformer on real text, data-parallel across clusters, with a global batch that each cluster slices.
+"""A Flax NNX transformer on real text, data-parallel across clusters that slice a global batch.
 
 hetccl run --cluster left=2x1 --cluster right=1x2 -- python examples/train_transformer.py --steps 200
 """
@@ -62,8 +62,9 @@ def main() -> None:
 
     for index in range(steps):
         parameters, state, loss = step(parameters, state, load(index))
+        loss = float(loss)  # waits: JAX on CPU can deadlock with many steps in flight
         if world.rank_of_device(jax.local_devices()[0]) == 0 and (index % 20 == 0 or index == steps - 1):
-            print(f"step {index:4d}  loss {float(loss):.4f}", flush=True)
+            print(f"step {index:4d}  loss {loss:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def results_table(summary: Summary, picture: Path, figures: Path) -> Table:
     table.add_row(
         "rate, whole steps",
         f"{steps.gigabytes_per_second:.3f} GB/s, both directions, over the wall time of the steps "
-        f"({steps.milliseconds:.1f} ms each, mostly computation)",
+        f"({steps.milliseconds:.1f} ms each, computation included)",
     )
     table.add_row(
         "rate, gradients alone",

@@ -1,0 +1,54 @@
+"""The programs in examples/, run through the launcher as their docstrings say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def _run(program: str, *clusters: str, options: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Runs an example; returns its lines that tell of a loss, as (process, text)."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environ.get("PYTHONPATH")]))
+    named = [word for cluster in clusters for word in ("--cluster", cluster)]
+    command = [sys.executable, "-m", "jax_hetccl.cli", "run", *named, "--time-limit", "150", "--", "python"]
+    done = subprocess.run(
+        [*command, str(_ROOT / "examples" / program), *options],
+        env=environ, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [re.fullmatch(r"\[(\S+)\] (.*)", line) for line in done.stdout.splitlines()]
+    return [(match[1], match[2]) for match in lines if match and "loss" in match[2]]
+
+
+@pytest.mark.parametrize("right", ["right=2x1@cpu", "right=1x1@cpu"])
+def test_train_data_parallel(right: str) -> None:
+    lines = _run("train_data_parallel.py", "left=1x2", right)
+    processes = [f"left/{0}"] + [f"right/{i}" for i in range(int(right[6]))]
+    assert sorted(name for name, _ in lines) == processes
+    assert len({text.split(":", 1)[1] for _, text in lines}) == 1, (
+        "every process must end with the same values"
+    )
+    match = re.search(r"loss (\S+), w \[(.*)\]", lines[0][1])
+    assert match is not None
+    assert float(match[1]) < 1e-8
+    assert [float(word) for word in match[2].split()] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_train_transformer() -> None:
+    lines = _run("train_transformer.py", "left=2x1", "right=1x2", options=("--steps", "41"))
+    losses = {
+        int(step): float(loss)
+        for _, text in lines
+        for step, loss in re.findall(r"step +(\d+)  loss (\S+)", text)
+    }
+    assert {name for name, _ in lines} == {"left/0"}
+    assert list(losses) == [0, 20, 40]
+    assert losses[40] < 0.7 * losses[0]
