@@ -5,6 +5,8 @@
 #include <cstring>
 #include <thread>
 
+#include "xla_ffi/device/host_memory.h"
+
 namespace hetccl {
 namespace {
 
@@ -124,6 +126,7 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
       std::make_shared<Exchange>(next_exchange_id.fetch_add(1, std::memory_order_relaxed),
                                  std::move(plan), request.program, request.index, pool_, in_flight_);
   for (const BufferView& buffer : request.receives) {
+    device::PreferHugePages(buffer.data, buffer.bytes);
     exchange->receive_addresses.push_back(buffer.data);
   }
   ticket->id = exchange->id();

@@ -1,0 +1,322 @@
+// Exchanges that fail: every way ends in one error, on every exchange, within a bound.
+#include "xla_ffi/exchange/failure.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "xla_ffi/exchange/test_world.h"
+
+namespace hetccl {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using transport::testing::Faults;
+using transport::testing::MakeFaulty;
+
+// The error that this engine noticed first.
+Status Candidate(Engine& engine) {
+  const auto candidate = engine.WaitFailure(seconds(10));
+  EXPECT_TRUE(candidate.has_value()) << "no failure was noticed";
+  return candidate.value_or(Status(ErrorKind::kInternal, "none"));
+}
+
+void ExpectMentions(const Status& status, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    EXPECT_NE(status.message().find(word), std::string::npos)
+        << "\"" << word << "\" is missing in: " << status.message();
+  }
+}
+
+class FailureTest : public ::testing::TestWithParam<Wire> {};
+
+TEST_P(FailureTest, OtherOperationsMismatchAtOnceAndShowBothSides) {
+  TestWorld world;
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  world.AddSwap(2, "pmax/data f32[8]", 8);
+  const TimePoint before = Clock::now();
+  auto left = world.Start(0, {1}, 4);
+  auto right = world.Start(1, {2}, 8);
+  for (int rank : {0, 1}) {
+    const Status error = Candidate(world.engine(rank));
+    EXPECT_EQ(error.kind(), ErrorKind::kMismatch);
+    ExpectMentions(error, {"psum/data f32[4]", "pmax/data f32[8]", "left/0 rank 0",
+                           "right/0 rank 1", "16 bytes", "32 bytes", "same order"});
+  }
+  EXPECT_LT(Clock::now() - before, seconds(5));
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST_P(FailureTest, OtherOrderMismatchesAtOnce) {
+  TestWorld world;
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  auto left = world.Start(0, {1, 0xAB, /*index=*/0}, 4);
+  auto right = world.Start(1, {1, 0xAB, /*index=*/3}, 4);
+  ExpectMentions(Candidate(world.engine(0)), {"exchange #0", "exchange #3", "program ab"});
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST_P(FailureTest, SameSizeButOtherFingerprintMismatches) {
+  TestWorld world;
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[4]", 4, /*only_rank=*/0, /*wire_id=*/5);
+  world.AddSwap(1, "psum/data i32[4]", 4, /*only_rank=*/1, /*wire_id=*/6);
+  auto left = world.Start(0, {1}, 4);
+  auto right = world.Start(1, {1}, 4);
+  ExpectMentions(Candidate(world.engine(1)), {"f32[4]", "i32[4]"});
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST_P(FailureTest, AnotherProgramMismatchesAfterTheGraceTime) {
+  TestWorld world;
+  world.Connect(GetParam());
+  world.engine(0).directory().SetProgram(1, "train_step");
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  const TimePoint before = Clock::now();
+  auto left = world.Start(0, {1, /*program=*/1}, 4);
+  auto right = world.Start(1, {1, /*program=*/2}, 4);
+  const Status error = Candidate(world.engine(0));
+  EXPECT_GE(Clock::now() - before, milliseconds(200));
+  EXPECT_EQ(error.kind(), ErrorKind::kMismatch);
+  ExpectMentions(error, {"program 1 (train_step)", "program 2"});
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST_P(FailureTest, AnotherWorldMismatches) {
+  EngineOptions other = TestWorld::Quick();
+  other.epoch = 78;
+  TestWorld world(TestWorld::Quick(), other);
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  auto left = world.Start(0, {1}, 4);
+  auto right = world.Start(1, {1}, 4);
+  ExpectMentions(Candidate(world.engine(0)), {"another world"});
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST_P(FailureTest, ALateDepartureFailsWhoNeedsThePeer) {
+  TestWorld world;
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  ASSERT_TRUE(world.engine(1).Close(seconds(5)).ok());
+  auto left = world.Start(0, {1}, 4);
+  const Status error = Candidate(world.engine(0));
+  EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  ExpectMentions(error, {"right/0 rank 1", "left the world", "psum/data f32[4]"});
+  EXPECT_TRUE(left->Failed());
+}
+
+TEST_P(FailureTest, ClosingWithExchangesInFlightFailsThem) {
+  TestWorld world;
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[100000]", 100000);
+  std::vector<std::unique_ptr<Running>> running;
+  for (uint32_t i = 0; i < 4; ++i) running.push_back(world.Start(0, {1, 1, i}, 100000));
+  EXPECT_EQ(world.engine(0).Pending().size(), 8u);
+  EXPECT_TRUE(world.engine(0).Close(seconds(5)).ok());
+  for (auto& exchange : running) EXPECT_TRUE(exchange->Failed());
+  EXPECT_EQ(world.engine(0).failure().kind(), ErrorKind::kAborted);
+  EXPECT_EQ(world.engine(0).Stats().in_flight, 0);
+  EXPECT_EQ(world.engine(0).Pending().size(), 0u);
+}
+
+TEST_P(FailureTest, AbortFailsPendingAndLaterExchanges) {
+  EngineOptions options = TestWorld::Quick();
+  options.timeout_s = 0.3;
+  TestWorld world(options, options);
+  world.Connect(GetParam());
+  world.AddSwap(1, "psum/data f32[100000]", 100000);
+  auto pending = world.Start(0, {1}, 100000);
+  world.engine(0).Abort(Status(ErrorKind::kTimeout, "agreed elsewhere"));
+  world.engine(0).Abort(Status(ErrorKind::kPeerLost, "too late"));
+  EXPECT_TRUE(pending->Failed());
+  EXPECT_EQ(world.engine(0).failure().message(), "agreed elsewhere");
+  // Programs run to their end, but not for ever.
+  auto later = world.Start(0, {1, 0xAB, 1}, 100000);
+  EXPECT_EQ(later->exchange, nullptr);
+  EXPECT_TRUE(later->Failed());
+  std::this_thread::sleep_for(milliseconds(400));
+  StartRequest request;
+  request.plan = 1;
+  request.program = 0xAB;
+  request.sends = {{reinterpret_cast<std::byte*>(later->sent.data()), 400000}};
+  request.receives = {{reinterpret_cast<std::byte*>(later->received.data()), 400000}};
+  Ticket ticket;
+  EXPECT_EQ(world.engine(0).Start(request, &ticket).message(), "agreed elsewhere");
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, FailureTest,
+                         ::testing::Values(Wire::kTcp, Wire::kShm, Wire::kLoopback),
+                         [](const auto& info) {
+                           return info.param == Wire::kTcp   ? "tcp"
+                                  : info.param == Wire::kShm ? "shm"
+                                                             : "loopback";
+                         });
+
+TEST(Timeout, NamesThePeerThatNeverArrives) {
+  EngineOptions options = TestWorld::Quick();
+  options.arrival_timeout_s = 0.3;
+  TestWorld world(options);
+  world.Connect(Wire::kTcp);
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  const TimePoint before = Clock::now();
+  auto left = world.Start(0, {1}, 4);
+  const Status error = Candidate(world.engine(0));
+  EXPECT_GE(Clock::now() - before, milliseconds(300));
+  EXPECT_LT(Clock::now() - before, seconds(3));
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+  ExpectMentions(error, {"psum/data f32[4]", "exchange #0", "0 of 16 bytes", "right/0 rank 1",
+                         "HETCCL_ARRIVAL_TIMEOUT"});
+  EXPECT_TRUE(left->Failed());
+}
+
+TEST(Timeout, NamesThePeerThatNeverConnects) {
+  EngineOptions options = TestWorld::Quick();
+  options.arrival_timeout_s = 0.2;
+  TestWorld world(options);
+  world.AddSwap(1, "psum/data f32[4]", 4);
+  auto wire = MakeWire(Wire::kLoopback);
+  world.AddOutgoing(0, std::move(wire.sender));
+  auto left = world.Start(0, {1}, 4);
+  ExpectMentions(Candidate(world.engine(0)), {"0 of 16 bytes", "has not connected"});
+  EXPECT_TRUE(left->Failed());
+}
+
+TEST(Timeout, StuckTransferNamesTheBytesThatMoved) {
+  EngineOptions options = TestWorld::Quick();
+  options.timeout_s = 0.3;
+  TestWorld world(options, options);
+  Faults stall;
+  stall.stall_after = 192 + 100000;
+  world.Connect(0, MakeFaulty(stall));
+  world.Connect(1, transport::testing::MakeLoopback());
+  world.AddSwap(1, "psum/data f32[100000]", 100000);
+  auto left = world.Start(0, {1}, 100000);
+  auto right = world.Start(1, {1}, 100000);
+  const Status error = Candidate(world.engine(1));
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+  ExpectMentions(error, {"received 100000 of 400000 bytes", "left/0 rank 0", "HETCCL_TIMEOUT"});
+  ExpectMentions(Candidate(world.engine(0)), {"sent 100000 of 400000 bytes"});
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST(Timeout, ASlowTransferThatMovesIsNoTimeout) {
+  EngineOptions options = TestWorld::Quick();
+  options.timeout_s = 0.25;
+  options.arrival_timeout_s = 0.25;
+  TestWorld world(options, options);
+  Faults slow;
+  slow.max_step_bytes = 1000;
+  slow.delay = milliseconds(5);
+  world.Connect(0, MakeFaulty(slow));
+  world.Connect(1, transport::testing::MakeLoopback());
+  world.AddSwap(1, "psum/data f32[25000]", 25000);
+  auto left = world.Start(0, {1}, 25000, 3);
+  auto right = world.Start(1, {1}, 25000, 4);
+  EXPECT_FALSE(right->Failed());
+  EXPECT_FALSE(left->Failed());
+  EXPECT_EQ(right->received, left->sent);
+}
+
+TEST(PeerLoss, AResetIsNoticedOnBothSides) {
+  TestWorld world;
+  Faults reset;
+  reset.reset_after = 50000;
+  world.Connect(0, MakeFaulty(reset));
+  world.Connect(1, transport::testing::MakeLoopback());
+  world.AddSwap(1, "psum/data f32[100000]", 100000);
+  auto left = world.Start(0, {1}, 100000);
+  auto right = world.Start(1, {1}, 100000);
+  for (int rank : {0, 1}) {
+    const Status error = Candidate(world.engine(rank));
+    EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+    ExpectMentions(error, {"psum/data f32[100000]", rank == 0 ? "right/0 rank 1" : "left/0 rank 0"});
+  }
+  EXPECT_TRUE(left->Failed());
+  EXPECT_TRUE(right->Failed());
+}
+
+TEST(PeerLoss, IsNoticedWithinASecondWhileIdle) {
+  for (Wire wire : {Wire::kTcp, Wire::kShm, Wire::kLoopback}) {
+    TestWorld world;
+    auto out = MakeWire(wire);
+    auto in = MakeWire(wire);
+    world.AddOutgoing(0, std::move(out.sender));
+    world.AddIncoming(1, std::move(in.receiver));
+    std::this_thread::sleep_for(milliseconds(20));
+    // Only one of the two channels ends: each must be noticed by itself.
+    if (wire == Wire::kTcp) {
+      out.receiver.reset();
+    } else {
+      in.sender.reset();
+    }
+    const auto candidate = world.engine(0).WaitFailure(seconds(1));
+    ASSERT_TRUE(candidate.has_value());
+    EXPECT_EQ(candidate->kind(), ErrorKind::kPeerLost);
+    ExpectMentions(*candidate, {"right/0 rank 1", "no operation was under way"});
+  }
+}
+
+TEST(Corruption, OfAHeaderIsAnError) {
+  TestWorld world;
+  Faults corrupt;
+  corrupt.corrupt_header_of = 1;
+  world.Connect(0, MakeFaulty(corrupt));
+  world.Connect(1, transport::testing::MakeLoopback());
+  world.AddSwap(1, "psum/data f32[10]", 10);
+  auto left = world.Start(0, {1, 1, 0}, 10, 5);
+  auto right = world.Start(1, {1, 1, 0}, 10, 6);
+  EXPECT_FALSE(right->Failed());
+  EXPECT_EQ(right->received, left->sent);
+  left = world.Start(0, {1, 1, 1}, 10);
+  right = world.Start(1, {1, 1, 1}, 10);
+  const Status error = Candidate(world.engine(1));
+  EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+  ExpectMentions(error, {"left/0 rank 0", "magic"});
+  EXPECT_TRUE(right->Failed());
+  EXPECT_FALSE(left->Failed()) << "the other side has no failure of its own";
+}
+
+TEST(MissingChannel, IsTheWorldsFailureAndNotOneProgramsError) {
+  TestWorld world;
+  world.AddSwap(1, "psum/data f32[10]", 10);
+  auto left = world.Start(0, {1}, 10);
+  const Status error = Candidate(world.engine(0));
+  EXPECT_EQ(error.kind(), ErrorKind::kInternal);
+  ExpectMentions(error, {"no channel", "left/0 rank 0", "right/0 rank 1"});
+  EXPECT_TRUE(left->Failed());
+}
+
+TEST(FailureState, FirstCandidateAndFirstAdoptionWin) {
+  FailureState state(milliseconds(50));
+  EXPECT_FALSE(state.WaitCandidate(milliseconds(1)).has_value());
+  state.Propose(Status(ErrorKind::kTimeout, "first"));
+  state.Propose(Status(ErrorKind::kPeerLost, "second"));
+  EXPECT_EQ(state.WaitCandidate(milliseconds(1))->message(), "first");
+  EXPECT_FALSE(state.OverdueCandidate(Clock::now()).has_value());
+  EXPECT_TRUE(state.OverdueCandidate(Clock::now() + milliseconds(60)).has_value());
+  EXPECT_TRUE(state.Adopt(Status(ErrorKind::kMismatch, "agreed")));
+  EXPECT_FALSE(state.Adopt(Status(ErrorKind::kAborted, "late")));
+  EXPECT_EQ(state.adopted().message(), "agreed");
+  EXPECT_FALSE(state.OverdueCandidate(Clock::now() + seconds(1)).has_value());
+}
+
+TEST(FailureState, CloseEndsTheWaiting) {
+  FailureState state(seconds(1));
+  std::thread waiter([&] { EXPECT_FALSE(state.WaitCandidate(seconds(20)).has_value()); });
+  state.Close();
+  waiter.join();
+}
+
+}  // namespace
+}  // namespace hetccl
