@@ -9,6 +9,7 @@ Supported: jax 0.10 to 0.12 (0.10.2 and 0.12.0.1 are tested).
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax._src import config, core
+from jax._src import config, core, distributed
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
 from jax._src.interpreters import ad, mlir
@@ -392,3 +393,17 @@ def removes_size_one_axes() -> bool:
 def uses_shardy() -> bool:
     """Whether programs are partitioned by Shardy; the ordering pass knows its regions only."""
     return bool(config.use_shardy_partitioner.value)
+
+
+def abandon_distributed() -> None:
+    """Takes ``jax.distributed`` out of the way of an end of this process whose cluster has lost a process.
+
+    At exit JAX waits for all processes of the cluster, 100 s for a dead one, and then aborts. The objects are leaked on
+    purpose: destroying them waits too.
+    """
+    state = distributed.global_state
+    for name in ("preemption_sync_manager", "client", "service"):
+        owned = getattr(state, name)
+        if owned is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))
+            setattr(state, name, None)

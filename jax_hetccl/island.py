@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jax_hetccl import _compat
 from jax_hetccl._config import Config
 from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
 from jax_hetccl.rendezvous import addresses
@@ -86,6 +87,12 @@ def _island_address(config: Config, control: ControlPlane, timeout: float) -> st
             port = probe.getsockname()[1]
         control.publish(key, addresses.endpoint(host, port).removeprefix("tcp://"))
     return control.collect(key, [leader], timeout)[leader]
+
+
+def abandon() -> None:
+    """Lets this process end although its cluster lost a process: JAX would wait 100 s for it and then abort."""
+    if jax.distributed.is_initialized():
+        _compat.abandon_distributed()
 
 
 def devices() -> list[Device]:

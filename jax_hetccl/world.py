@@ -157,6 +157,9 @@ class World:
         if self.engine is not None:
             with _logged("closing the engine"):
                 self.engine.close(_CLOSE_S)
+        island_members = [m.index for m in self.control.members if m.cluster == self.cluster]
+        if self.failure and any(self.control.broken(member) for member in island_members):
+            island.abandon()
         with _logged("closing the control plane"):
             self.control.close(_CLOSE_S)
 

@@ -197,6 +197,32 @@ def test_a_killed_process_fails_the_other_clusters(run):
     assert [ended[name][0] for name in ("left/0", "third/0")] == [0, 0], ended
 
 
+def test_a_killed_process_does_not_hold_up_the_rest_of_its_cluster(run):
+    """JAX alone would wait 100 s for it at exit and then abort."""
+    job = run(
+        "left:2,right:1",
+        """
+        import sys
+        world = w.initialize()
+        world.ensure_channels([(0, 2), (1, 2), (2, 0), (2, 1)])
+        world.control.publish("ready", 1)
+        world.control.collect("ready")
+        say(ready=True)
+        if name == "left/1":
+            time.sleep(60)
+        assert until(lambda: world.failure)
+        sys.exit(17)
+        """,
+    )
+    for name in job.processes:
+        job.read(name)
+    job.processes["left/1"].kill()
+    killed = time.monotonic()
+    ended = job.finish(20)
+    assert [ended[name][0] for name in ("left/0", "right/0")] == [17, 17], ended
+    assert time.monotonic() - killed < 6
+
+
 def test_an_end_without_shutdown_is_in_order(run):
     job = run(
         "left:1,right:1",

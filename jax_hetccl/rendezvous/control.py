@@ -158,6 +158,11 @@ class ControlPlane:
             return "present"
         return "departed" if link.departed else "lost" if link.lost else "present"
 
+    def broken(self, member: int) -> bool:
+        """Whether the connection to `member` is down without a goodbye: it died, or soon counts as dead."""
+        link = self._links.get(member)
+        return link is not None and not link.departed and (link.lost or link.down_for() > 0)
+
     def ever_connected(self, member: int) -> bool:
         """Whether this process ever reached `member`."""
         return member == self.me or self._links[member].ever_connected
