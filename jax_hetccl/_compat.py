@@ -32,7 +32,17 @@ __all__ = ["Hooks", "Lowering", "concrete_mesh", "func_dialect", "hlo", "install
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 # Collectives that are decomposed when an axis spans; every other one in lax.parallel is refused there.
-DECOMPOSED = {"psum_p": "psum", "psum_invariant_p": "psum", "pmax_p": "pmax", "pmin_p": "pmin"}
+DECOMPOSED = {
+    "psum_p": "psum",
+    "psum_invariant_p": "psum",
+    "pmax_p": "pmax",
+    "pmin_p": "pmin",
+    "all_gather_p": "all_gather",
+    "all_gather_invariant_p": "all_gather",
+    "reduce_scatter_p": "psum_scatter",
+    "all_to_all_p": "all_to_all",
+    "ppermute_p": "ppermute",
+}
 # Casts between types, without communication.
 _NO_COMMUNICATION = {"preduced_p", "vary_unreduced_cast_p", "axis_index_p", "done_p"}
 
@@ -52,8 +62,10 @@ class Hooks(Protocol):
         """Whether an axis of that name spans clusters, without asking for its size."""
         ...
 
-    def reduce(self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...]) -> ir.Value:
-        """Lowers a reduction over ``axes``, one of which spans."""
+    def lower(
+        self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...], params: dict[str, Any]
+    ) -> ir.Value:
+        """Lowers a collective over ``axes``, one of which spans, in a fully manual region."""
         ...
 
     def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
@@ -95,7 +107,7 @@ def install(hooks: Hooks) -> None:
         if not isinstance(primitive, core.Primitive) or name in _NO_COMMUNICATION:
             continue
         if name in DECOMPOSED:
-            _wrap_lowering(primitive, functools.partial(_reduce, hooks, primitive, DECOMPOSED[name]), False)
+            _wrap_lowering(primitive, functools.partial(_decomposed, hooks, primitive, DECOMPOSED[name]), False)
         else:
             _wrap_lowering(primitive, functools.partial(_refuse, hooks, name.removesuffix("_p")), True)
     _wrap_lowering(parallel.axis_index_p, functools.partial(_axis_index, hooks), False)
@@ -191,6 +203,7 @@ class Lowering:
         self.mesh: AnyMesh = axis_context.mesh
         self.manual_axes = frozenset(axis_context.manual_axes)
         self.shape: tuple[int, ...] = tuple(ctx.avals_in[0].shape)
+        self.out_shape: tuple[int, ...] = tuple(ctx.avals_out[0].shape)
         self.dtype = np.dtype(ctx.avals_in[0].dtype)
         self.name_stack = str(ctx.name_stack)
 
@@ -202,10 +215,12 @@ class Lowering:
         """The IR type of an array."""
         return mlir.aval_to_ir_type(self._ctx.module_context, core.ShapedArray(tuple(shape), np.dtype(dtype)))
 
-    def local_reduce(self, x: ir.Value, dtype: Any, axes: tuple[str, ...]) -> ir.Value:
+    def local_reduce(
+        self, x: ir.Value, dtype: Any, axes: tuple[str, ...], groups: Sequence[Sequence[int]] | None = None
+    ) -> ir.Value:
         """The stock reduction within the cluster; ``x`` has the equation's shape and the given dtype."""
         ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
-        kw = {} if self._primitive is parallel.psum_invariant_p else {"axis_index_groups": None}
+        kw = {} if self._primitive is parallel.psum_invariant_p else {"axis_index_groups": groups}
         return self._one(self._stock(ctx, x, axes=axes, **kw))
 
     def local_reduce_scatter(
@@ -224,25 +239,65 @@ class Lowering:
         params = dict(axis_name=axes, all_gather_dimension=0, axis_index_groups=None, axis_size=size, tiled=True)
         return self._one(_stock_rule(parallel.all_gather_p)(ctx, x, **params))
 
-    def function(self, f: Callable[..., Any], shape: Sequence[int], dtype: Any, *xs: ir.Value) -> ir.Value:
+    def local_all_to_all(self, x: ir.Value, shape: Sequence[int], dtype: Any, axes: tuple[str, ...]) -> ir.Value:
+        """Stock ``all_to_all`` of rows within the cluster: row ``i`` goes to rank ``i``."""
+        ctx = self._with(self._aval(shape, dtype), self._aval(shape, dtype))
+        params = dict(axis_name=axes, split_axis=0, concat_axis=0, axis_index_groups=None, tiled=True)
+        return self._one(_stock_rule(parallel.all_to_all_p)(ctx, x, **params))
+
+    def local_permute(
+        self, x: ir.Value, dtype: Any, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]
+    ) -> ir.Value:
+        """Stock ``ppermute`` within the cluster."""
+        if not pairs:
+            return constant(np.zeros(self.shape, dtype))
+        ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
+        return self._one(_stock_rule(parallel.ppermute_p)(ctx, x, axis_name=axes, perm=tuple(pairs)))
+
+    def pick(self, where: np.ndarray, yes: ir.Value, no: ir.Value, axes: tuple[str, ...]) -> ir.Value:
+        """``yes`` on the ranks whose number within the cluster is set in ``where``, ``no`` on the others.
+
+        The program is the same for all ranks: each looks its number up.
+        """
+        if where.all() or not where.any():
+            return yes if where.all() else no
+        index = constant(np.int32(0))
+        for axis in axes:
+            ctx = self._ctx.replace(primitive=None, avals_in=[], avals_out=None)
+            (local,) = _stock_rule(parallel.axis_index_p)(ctx, axis_name=axis)
+            size = constant(np.int32(self.mesh.shape[axis]))
+            index = hlo.add(hlo.multiply(index, size), local)
+        table = constant(where)
+        mine = hlo.dynamic_slice(table, [index], [1])
+        type_ = ir.RankedTensorType(yes.type)
+        scalar = hlo.reshape(ir.RankedTensorType.get([], ir.IntegerType.get_signless(1)), mine)
+        mask_type = ir.RankedTensorType.get(type_.shape, ir.IntegerType.get_signless(1))
+        return hlo.select(hlo.broadcast_in_dim(mask_type, scalar, []), yes, no)
+
+    def function(self, f: Callable[..., Any], dtype: Any, *xs: ir.Value) -> ir.Value:
         """Lowers an elementwise JAX function of arrays of one shape and dtype."""
-        ctx = self._ctx.replace(primitive=None, avals_in=[self._aval(shape, dtype)] * len(xs), avals_out=None)
+        avals = [self._aval(ir.RankedTensorType(x.type).shape, dtype) for x in xs]
+        ctx = self._ctx.replace(primitive=None, avals_in=avals, avals_out=None)
         return self._one(mlir.lower_fun(f, multiple_results=False)(ctx, *xs))
 
-    def in_manual_region(self, x: ir.Value, axes: tuple[str, ...]) -> ir.Value:
+    def in_manual_region(self, x: ir.Value, params: dict[str, Any]) -> ir.Value:
         """Lowers the same equation again inside a nested shard_map over the axes that are not manual yet.
 
-        A custom call in a partly manual region is refused by the partitioner; nested, every axis is manual. The
-        operand keeps its own sharding over the further axes where its type knows it (explicit axes).
+        A custom call in a partly manual region is refused by the partitioner; nested, every axis is manual. Operand
+        and result keep their own sharding over the further axes where their types know it (explicit axes).
         """
-        aval = self._ctx.avals_in[0]
-        spec = _own_spec(aval, self.manual_axes)
-        kw = {"axes": axes, "axis_index_groups": None}
-        primitive = parallel.psum_p if self._primitive is parallel.psum_invariant_p else self._primitive
+        aval, out = self._ctx.avals_in[0], self._ctx.avals_out[0]
+        variant = {
+            parallel.psum_invariant_p: parallel.psum_p,
+            parallel.all_gather_invariant_p: parallel.all_gather_p,
+        }.get(self._primitive)
+        if variant is not None:  # inside, with check_vma off, there is no invariance to keep
+            params = {**params, "axis_index_groups": None}
+        body = functools.partial((variant or self._primitive).bind, **params)
+        specs = _own_spec(aval, self.manual_axes), _own_spec(out, self.manual_axes)
 
         def nested(y: Any) -> Any:
-            body = functools.partial(primitive.bind, **kw)
-            return shard_map_lib.shard_map(body, check_vma=False, in_specs=spec, out_specs=spec)(y)
+            return shard_map_lib.shard_map(body, check_vma=False, in_specs=specs[0], out_specs=specs[1])(y)
 
         if hasattr(core, "empty_mat"):
             aval = aval.update(manual_axis_type=core.empty_mat)
@@ -277,17 +332,18 @@ def _stock_rule(primitive: core.Primitive) -> Any:
     return _stock_rules.get(primitive) or mlir._lowerings[primitive].rule
 
 
-def _reduce(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: Any, *, axes: Any, **kw: Any) -> Any:
+def _decomposed(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: Any, **params: Any) -> Any:
+    axes = _tuple(params.get("axis_name", params.get("axes", ())))
     if not any(hooks.spans(a) for a in axes) or not isinstance(ctx.module_context.axis_context, SPMDAxisContext):
-        return stock(ctx, x, axes=axes, **kw)
-    if kw.get("axis_index_groups") is not None:
-        hooks.refuse(op, axes, "with axis_index_groups ")
+        return stock(ctx, x, **params)
     if any(isinstance(a, int) for a in axes):
         hooks.refuse(op, axes, "together with positional axes ")
+    if params.get("axis_index_groups") is not None and op not in ("psum", "pmax", "pmin"):
+        hooks.refuse(op, axes, "with axis_index_groups ")
     lowering = Lowering(ctx, primitive, stock)
     if not lowering.fully_manual:
-        return [lowering.in_manual_region(x, tuple(axes))]
-    return [hooks.reduce(op, lowering, x, tuple(axes))]
+        return [lowering.in_manual_region(x, params)]
+    return [hooks.lower(op, lowering, x, axes, params)]
 
 
 def _refuse(hooks: Hooks, op: str, stock: Any, ctx: Any, *args: Any, **params: Any) -> Any:

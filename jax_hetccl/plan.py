@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Groups = Sequence[Sequence[int]]
 
@@ -177,6 +177,140 @@ def owned_all_gather(groups: Groups, me: int, cut: Atoms, itemsize: int) -> Plan
                 sends.append(Range(peer, 0, k * part, part))
                 recvs.append(Range(peer, b, k * part, part))
         plan[rank] = RankPlan(tuple(sends), tuple(recvs))
+    return plan
+
+
+def grouped(groups: Groups, me: int, split: Sequence[Sequence[tuple[int, int]]], nbytes: int) -> Plan:
+    """:func:`whole` within groups of ranks that may lie in one cluster or in several.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      split: the lane's members as groups of ``(cluster, member)``.
+      nbytes: size of the buffer.
+
+    Returns:
+      A plan for each rank of ``groups[me]``. Buffer ``b`` of the receives belongs to the ``b``-th other cluster and
+      stays as it is where the rank's group has no member in that cluster.
+    """
+    plan: dict[int, RankPlan] = {rank: RankPlan() for rank in groups[me]}
+    for group in split:
+        members = [[groups[c][m] for k, m in group if k == c] for c in range(len(groups))]
+        present = [c for c in range(len(groups)) if members[c]]
+        if me not in present or len(present) == 1:
+            continue
+        buffers = [_others(groups, me).index(c) for c in present if c != me]
+        for rank, part in whole([members[c] for c in present], present.index(me), nbytes).items():
+            recvs = tuple(dataclasses.replace(r, buffer=buffers[r.buffer]) for r in part.recvs)
+            plan[rank] = RankPlan(part.sends, recvs)
+    return plan
+
+
+def _overlaps(n: int, size: int, m: int, other: int) -> Iterable[tuple[int, int, int, int]]:
+    """Where intervals of ``n`` ranks, ``size`` each, meet intervals of ``m`` ranks, ``other`` each, over the same bytes.
+
+    Yields ``(rank of n, rank of m, first byte, bytes)`` in order of the bytes.
+    """
+    total = min(n * size, m * other)
+    at = 0
+    while at < total:
+        i, j = at // size, at // other
+        end = min((i + 1) * size, (j + 1) * other, total)
+        yield i, j, at, end - at
+        at = end
+
+
+def gathered(groups: Groups, me: int, shard: int, piece: Callable[[int, int], int]) -> Plan:
+    """all_gather: a cluster's shards, end to end, are cut into one piece for each rank of every other cluster.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      shard: bytes that each rank holds and sends.
+      piece: ``piece(of, to)``, the bytes of the piece that each rank of cluster ``to`` takes of cluster ``of``'s
+        shards; the last pieces may be shorter.
+
+    Returns:
+      A plan for each rank of ``groups[me]``; receive buffer ``b`` takes the piece of the ``b``-th other cluster.
+    """
+    sends: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    recvs: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    for b, c in enumerate(_others(groups, me)):
+        for i, j, at, n in _overlaps(len(groups[me]), shard, len(groups[c]), piece(me, c)):
+            sends[groups[me][i]].append(Range(groups[c][j], 0, at - i * shard, n))
+        for i, j, at, n in _overlaps(len(groups[c]), shard, len(groups[me]), piece(c, me)):
+            recvs[groups[me][j]].append(Range(groups[c][i], b, at - j * piece(c, me), n))
+    return {rank: RankPlan(tuple(sends[rank]), tuple(recvs[rank])) for rank in groups[me]}
+
+
+def scattered(groups: Groups, me: int, chunk: int, piece: Callable[[int, int], int], where: Sequence[int]) -> Plan:
+    """psum_scatter: each rank holds a piece of what its cluster has for every other cluster, whose ranks want chunks.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      chunk: bytes of the result of each rank.
+      piece: ``piece(of, to)``, the bytes of the piece that each rank of cluster ``of`` holds of what goes to ``to``.
+      where: for each cluster, the offset of its piece in the send buffer.
+
+    Returns:
+      A plan for each rank of ``groups[me]``; receive buffer ``b`` takes the ``b``-th other cluster's chunk.
+    """
+    sends: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    recvs: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    for b, c in enumerate(_others(groups, me)):
+        for i, j, at, n in _overlaps(len(groups[me]), piece(me, c), len(groups[c]), chunk):
+            sends[groups[me][i]].append(Range(groups[c][j], 0, where[c] + at - i * piece(me, c), n))
+        for i, j, at, n in _overlaps(len(groups[c]), piece(c, me), len(groups[me]), chunk):
+            recvs[groups[me][j]].append(Range(groups[c][i], b, at - j * chunk, n))
+    return {rank: RankPlan(tuple(sends[rank]), tuple(recvs[rank])) for rank in groups[me]}
+
+
+def direct(groups: Groups, me: int, chunk: int, number: Callable[[int, int], int]) -> Plan:
+    """all_to_all: every rank sends one chunk to every rank of every other cluster.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      chunk: bytes for each rank.
+      number: ``number(cluster, member)``, the position of that rank's chunk in the send buffer.
+
+    Returns:
+      A plan for each rank of ``groups[me]``; receive buffer ``b`` holds the ``b``-th other cluster's chunks in order
+      of its members.
+    """
+    plan = {}
+    for rank in groups[me]:
+        sends, recvs = [], []
+        for b, c in enumerate(_others(groups, me)):
+            for i, peer in enumerate(groups[c]):
+                sends.append(Range(peer, 0, number(c, i) * chunk, chunk))
+                recvs.append(Range(peer, b, i * chunk, chunk))
+        plan[rank] = RankPlan(tuple(sends), tuple(recvs))
+    return plan
+
+
+def permuted(groups: Groups, me: int, nbytes: int, pairs: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> Plan:
+    """ppermute: the pairs ``(cluster, member) -> (cluster, member)`` that cross clusters, each sent directly.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      nbytes: size of the operand.
+      pairs: sources and destinations, each at most once.
+
+    Returns:
+      A plan for each rank of ``groups[me]``; the only receive buffer stays as it is where nothing arrives.
+    """
+    plan = {rank: RankPlan() for rank in groups[me]}
+    for (c, i), (k, j) in pairs:
+        if c == k:
+            continue
+        source, destination = groups[c][i], groups[k][j]
+        if c == me:
+            plan[source] = RankPlan((Range(destination, 0, 0, nbytes),), plan[source].recvs)
+        if k == me:
+            plan[destination] = RankPlan(plan[destination].sends, (Range(source, 0, 0, nbytes),))
     return plan
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax_hetccl._compat import AnyMesh, Lowering, ir
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl.agreement import Agreement
-from jax_hetccl.decompose import reduce
+from jax_hetccl.decompose import RULES
+from jax_hetccl.decompose.common import Site
 from jax_hetccl.exchange import Registry
 from jax_hetccl.ordering import module as ordering
 from jax_hetccl.world import World
@@ -38,16 +40,21 @@ class SpanningHooks:
     def local_offset(self, mesh: AnyMesh, axis: str) -> int:
         return self.agreement.view(mesh).offset if self.spans(axis) else 0
 
-    def reduce(self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...]) -> ir.Value:
+    def lower(
+        self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...], params: dict[str, Any]
+    ) -> ir.Value:
         view = self.agreement.view(lowering.mesh)
-        return reduce.lower(self.world, self.registry, view, op, lowering, x, axes)
+        platforms = tuple(c.platform for c in self.world.clusters)
+        return RULES[op](Site(self.registry, view, op, lowering, axes, platforms), x, params)
 
     def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
         names = ", ".join(str(a) for a in axes)
         spanning = ", ".join(repr(a) for a in axes if self.spans(a))
+        known = ", ".join(sorted(RULES))
         raise UnsupportedError(
-            f"lax.{op} {why}over ({names}): the axis {spanning} spans clusters, and this version supports psum, pmean, "
-            "pmax, pmin, axis_index and axis_size there. Use one of these, or a mesh axis that stays inside the cluster."
+            f"lax.{op} {why}over ({names}): the axis {spanning} spans clusters, and this version supports {known}, pmean, "
+            "axis_index and axis_size there (groups in psum, pmax and pmin only). Use one of these, or a mesh axis that "
+            "stays inside the cluster."
         )
 
     def cotangent(self, mesh: AnyMesh, axes: frozenset[str], mentioned: frozenset[str], check_vma: bool) -> float:

@@ -15,133 +15,42 @@ Floats below 32 bits are added in float32 and rounded once, as lax does.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_hetccl import exchange, plan
-from jax_hetccl._compat import Lowering, constant, hlo, ir
-from jax_hetccl.agreement import MeshView
-from jax_hetccl.world import World
+from jax_hetccl import plan
+from jax_hetccl._compat import hlo, ir
+from jax_hetccl.decompose.common import Site, accumulator, is_packed, unpacked
 
 # Below this a second phase costs more than the bytes it saves (one exchange takes tens of microseconds).
 SMALL_BYTES = 64 << 10
 
-Combine = Callable[[ir.Value, ir.Value], ir.Value]
 
-
-@dataclasses.dataclass(frozen=True)
-class _Reduction:
-    """One reduction that is being lowered. It computes in ``dtype``; ``lowering.dtype`` is the result's."""
-
-    registry: exchange.Registry
-    view: MeshView
-    op: str
-    lowering: Lowering
-    axes: tuple[str, ...]
-    dtype: np.dtype
-
-    @functools.cached_property
-    def lanes(self) -> list[tuple[tuple[int, ...], ...]]:
-        return self.view.lanes(self.axes)
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """How many ranks reduce together in each cluster."""
-        return tuple(len(g) for g in self.lanes[0])
-
-    @property
-    def me(self) -> int:
-        return self.view.cluster
-
-    @property
-    def size(self) -> int:
-        return self.sizes[self.me]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.lowering.shape)
-
-    @property
-    def partial_dtype(self) -> np.dtype:
-        """In which dtype a cluster's reduced value crosses: with one rank in each cluster that is the operand itself,
-        so nothing is lost in its own dtype."""
-        return self.lowering.dtype if max(self.sizes) == 1 and not _is_packed(self.lowering.dtype) else self.dtype
-
-    @property
-    def text(self) -> str:
-        shape = ",".join(map(str, self.lowering.shape))
-        where = f" {self.lowering.name_stack}" if self.lowering.name_stack else ""
-        return f"{self.op}/{','.join(self.axes)} {self.lowering.dtype.name}[{shape}]{where}"
-
-    def convert(self, x: ir.Value, dtype: np.dtype) -> ir.Value:
-        type_ = self.lowering.type(ir.RankedTensorType(x.type).shape, dtype)
-        return x if x.type == type_ else hlo.convert(type_, x)
-
-    def reshape(self, x: ir.Value, *shape: int) -> ir.Value:
-        type_ = ir.RankedTensorType.get(shape, ir.RankedTensorType(x.type).element_type)
-        return x if x.type == type_ else hlo.reshape(type_, x)
-
-    def combine(self, own: ir.Value, others: Sequence[ir.Value], shape: Sequence[int]) -> ir.Value:
-        """Combines the clusters' values in cluster order and rounds once, to the result's dtype."""
-        values = [self.convert(v, self.dtype) for v in others]
-        values.insert(self.me, own)
-        total = functools.reduce(_combiner(self.op, self.lowering, shape, self.dtype), values)
-        return self.convert(total, self.lowering.dtype)
-
-    def exchange(
-        self, way: str, lane_plan: Callable[[Sequence[Sequence[int]], int], plan.Plan], x: ir.Value, shape: Sequence[int]
-    ) -> list[ir.Value]:
-        """Exchanges ``x``; returns one array of ``shape`` from each other cluster, in cluster order."""
-        others = len(self.sizes) - 1
-        dtype = self.lowering.dtype if way == "gather" else self.partial_dtype
-        type_ = self.lowering.type(shape, dtype)
-        spec = exchange.Exchange(
-            plan=plan.union(lane_plan(lane, dtype.itemsize) for lane in self.lanes),
-            sends=1,
-            recvs=others,
-            wire=(self.op, self.axes, dtype.name, self.elements, way, self.view.key),
-            text=self.text,
-            payload=self.elements * self.dtype.itemsize,
-            group=self.view.key,
-        )
-        return exchange.emit(self.registry, spec, [self.convert(x, dtype)], [type_] * others)
-
-
-def lower(
-    world: World,
-    registry: exchange.Registry,
-    view: MeshView,
-    op: str,
-    lowering: Lowering,
-    x: ir.Value,
-    axes: tuple[str, ...],
-) -> ir.Value:
-    """Lowers one reduction in a fully manual region.
+def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
+    """Lowers psum, pmax or pmin.
 
     Args:
-      world: for the platforms of the clusters.
-      registry: takes the exchanges.
-      view: the mesh as all clusters see it.
-      op: "psum", "pmax" or "pmin".
-      lowering: the equation; its shape is the result's too.
+      site: the collective.
       x: the operand.
-      axes: reduced over, one of them spanning.
+      params: the primitive's parameters.
 
     Returns:
-      The reduced value, with the same bits on every rank of every cluster.
+      The reduced value, with the same bits on every rank that reduces together.
     """
-    if 0 in lowering.shape:
+    if 0 in site.lowering.shape:
         return x
-    r = _Reduction(registry, view, op, lowering, axes, _accumulator(op, lowering.dtype))
-    nbytes = r.elements * r.dtype.itemsize
-    way = _WAYS[choose(op, r.dtype, nbytes, r.sizes, [c.platform for c in world.clusters])]
-    return way(r, r.convert(x, r.dtype))
+    dtype = _computes_in(site)
+    x = site.convert(x, dtype)
+    if params.get("axis_index_groups") is not None:
+        return _grouped(site, x, dtype, params["axis_index_groups"])
+    nbytes = site.elements * dtype.itemsize
+    return _WAYS[choose(site.op, dtype, nbytes, site.sizes, site.platforms)](site, x, dtype)
 
 
 def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platforms: Sequence[str]) -> str:
@@ -166,71 +75,114 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
     return "pieces" if len(sizes) == 2 else "owned"
 
 
-def _whole(r: _Reduction, x: ir.Value) -> ir.Value:
-    if r.size > 1:
-        x = r.lowering.local_reduce(x, r.dtype, r.axes)
-    received = r.exchange("whole", lambda lane, w: plan.whole(lane, r.me, r.elements * w), x, r.lowering.shape)
-    return r.combine(x, received, r.lowering.shape)
+def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
+    if site.size > 1:
+        x = site.lowering.local_reduce(x, dtype, site.axes)
+    shape, wire = site.lowering.shape, _partial_dtype(site, dtype)
+    nbytes = site.elements * wire.itemsize
+    received = site.exchange("whole", lambda lane: plan.whole(lane, site.me, nbytes), x, [shape] * len(site.others), wire)
+    return _combined(site, x, received, dtype)
 
 
-def _pieces(r: _Reduction, x: ir.Value) -> ir.Value:
-    multiple = math.lcm(*r.sizes)
-    total = -(-r.elements // multiple) * multiple
-    shape = (total // r.size,)
-    piece = _scattered(r, x, total)
-    received = r.exchange("pieces", lambda lane, w: plan.pieces(lane, r.me, total * w), piece, shape)
-    return _gathered(r, r.combine(piece, received, shape), total)
+def _pieces(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
+    multiple = math.lcm(*site.sizes)
+    total = -(-site.elements // multiple) * multiple
+    shape, wire = (total // site.size,), _partial_dtype(site, dtype)
+    piece = _scattered(site, x, total, dtype)
+    received = site.exchange("pieces", lambda lane: plan.pieces(lane, site.me, total * wire.itemsize), piece, [shape], wire)
+    return _gathered(site, _combined(site, piece, received, dtype), total)
 
 
-def _owned(r: _Reduction, x: ir.Value) -> ir.Value:
-    cut = plan.atoms(r.lanes[0], r.elements)
-    atoms, part = cut.per_piece(r.size), (cut.per_piece(r.size), cut.part)
-    piece = r.reshape(_scattered(r, x, cut.elements), atoms, cut.clusters, cut.part)
-    received = r.exchange("scatter", lambda lane, w: plan.owned_reduce_scatter(lane, r.me, cut, w), piece, part)
-    own = hlo.slice(piece, [0, r.me, 0], [atoms, r.me + 1, cut.part], [1, 1, 1])
-    own = r.combine(r.reshape(own, *part), received, part)
-    received = r.exchange("gather", lambda lane, w: plan.owned_all_gather(lane, r.me, cut, w), own, part)
-    columns = [r.reshape(p, atoms, 1, cut.part) for p in (*received[: r.me], own, *received[r.me :])]
-    return _gathered(r, r.reshape(hlo.concatenate(columns, 1), cut.elements // r.size), cut.elements)
+def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
+    cut = plan.atoms(site.lanes[0], site.elements)
+    atoms, others = cut.per_piece(site.size), len(site.others)
+    shape, wire, result = (atoms, cut.part), _partial_dtype(site, dtype), site.lowering.dtype
+    piece = site.reshape(_scattered(site, x, cut.elements, dtype), atoms, cut.clusters, cut.part)
+    scatter = lambda lane: plan.owned_reduce_scatter(lane, site.me, cut, wire.itemsize)  # noqa: E731
+    received = site.exchange("scatter", scatter, piece, [shape] * others, wire)
+    own = hlo.slice(piece, [0, site.me, 0], [atoms, site.me + 1, cut.part], [1, 1, 1])
+    own = _combined(site, site.reshape(own, *shape), received, dtype)
+    gather = lambda lane: plan.owned_all_gather(lane, site.me, cut, unpacked(result).itemsize)  # noqa: E731
+    received = site.exchange("gather", gather, own, [shape] * others, unpacked(result))
+    columns = [site.convert(p, result) for p in (*received[: site.me], own, *received[site.me :])]
+    columns = [site.reshape(p, atoms, 1, cut.part) for p in columns]
+    return _gathered(site, site.reshape(hlo.concatenate(columns, 1), cut.elements // site.size), cut.elements)
 
 
 _WAYS = {"whole": _whole, "pieces": _pieces, "owned": _owned}
 
 
-def _scattered(r: _Reduction, x: ir.Value, total: int) -> ir.Value:
+def _grouped(site: Site, x: ir.Value, dtype: np.dtype, groups: Sequence[Sequence[int]]) -> ir.Value:
+    """A reduction within groups of global indices, which may stay in a cluster, cross, and differ in size."""
+    order = site.order
+    placed = [[order.place(i) for i in group] for group in groups]
+    here = [[m for c, m in group if c == site.me] for group in placed]
+    if site.size > 1:
+        x = site.lowering.local_reduce(x, dtype, site.axes, [g for g in here if g])
+    if all(len({c for c, _ in group}) == 1 for group in placed):
+        return site.convert(x, site.lowering.dtype)
+    shape, wire = site.lowering.shape, unpacked(dtype)
+    lane_plan = lambda lane: plan.grouped(lane, site.me, placed, site.elements * wire.itemsize)  # noqa: E731
+    received = site.exchange(
+        "groups", lane_plan, x, [shape] * len(site.others), wire, detail=(tuple(map(tuple, groups)),)
+    )
+    # A group need not have members in every cluster; where it has none, nothing arrived.
+    values = [site.convert(r, dtype) for r in received]
+    values.insert(site.me, x)
+    total = None
+    for c, value in enumerate(values):
+        takes = np.zeros(site.size, np.bool_)
+        for group, members in zip(placed, here, strict=True):
+            takes[members] = c == site.me or any(k == c for k, _ in group)
+        if total is None:
+            # The first cluster's value, or whatever comes first for ranks whose group has no member there.
+            total, seen = value, takes
+        else:
+            both = _combiner(site, dtype)(total, value)
+            total = site.lowering.pick(seen & takes, both, site.lowering.pick(takes, value, total, site.axes), site.axes)
+            seen = seen | takes
+    assert total is not None
+    return site.convert(total, site.lowering.dtype)
+
+
+def _computes_in(site: Site) -> np.dtype:
+    return accumulator(site.lowering.dtype) if site.op == "psum" else unpacked(site.lowering.dtype)
+
+
+def _partial_dtype(site: Site, dtype: np.dtype) -> np.dtype:
+    """In which dtype a cluster's reduced value crosses: with one rank in each cluster that is the operand itself, so
+    nothing is lost in its own dtype."""
+    alone = max(site.sizes) == 1 and not is_packed(site.lowering.dtype)
+    return site.lowering.dtype if alone else dtype
+
+
+def _combined(site: Site, own: ir.Value, others: Sequence[ir.Value], dtype: np.dtype) -> ir.Value:
+    """Combines the clusters' values in cluster order and rounds once, to the result's dtype."""
+    values = [site.convert(v, dtype) for v in others]
+    values.insert(site.me, own)
+    return site.convert(functools.reduce(_combiner(site, dtype), values), site.lowering.dtype)
+
+
+def _scattered(site: Site, x: ir.Value, total: int, dtype: np.dtype) -> ir.Value:
     """The operand, padded to ``total`` elements and reduced within the cluster: the own piece of it."""
-    x = r.reshape(x, r.elements)
-    if total != r.elements:
-        x = hlo.pad(x, constant(np.zeros((), r.dtype)), [0], [total - r.elements], [0])
-    return x if r.size == 1 else r.lowering.local_reduce_scatter(r.op, x, total, r.dtype, r.axes, r.size)
+    x = site.pad(site.reshape(x, site.elements), total, dtype)
+    return x if site.size == 1 else site.lowering.local_reduce_scatter(site.op, x, total, dtype, site.axes, site.size)
 
 
-def _gathered(r: _Reduction, piece: ir.Value, total: int) -> ir.Value:
+def _gathered(site: Site, piece: ir.Value, total: int) -> ir.Value:
     """The whole result out of the pieces of the cluster's ranks."""
-    whole = piece if r.size == 1 else r.lowering.local_all_gather(piece, total, r.lowering.dtype, r.axes, r.size)
-    if total != r.elements:
-        whole = hlo.slice(whole, [0], [r.elements], [1])
-    return r.reshape(whole, *r.lowering.shape)
+    whole = piece
+    if site.size > 1:
+        whole = site.lowering.local_all_gather(piece, total, site.lowering.dtype, site.axes, site.size)
+    if total != site.elements:
+        whole = hlo.slice(whole, [0], [site.elements], [1])
+    return site.reshape(whole, *site.lowering.shape)
 
 
-def _accumulator(op: str, dtype: np.dtype) -> np.dtype:
-    """The dtype a reduction computes in."""
-    if op == "psum" and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
-        return np.dtype(np.float32)
-    if _is_packed(dtype):
-        return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
-    return dtype
-
-
-def _is_packed(dtype: np.dtype) -> bool:
-    """Whether several values share a byte in a device buffer."""
-    return bool(jnp.issubdtype(dtype, jnp.integer)) and jnp.iinfo(dtype).bits < 8
-
-
-def _combiner(op: str, lowering: Lowering, shape: Sequence[int], dtype: np.dtype) -> Combine:
-    if op == "psum":
+def _combiner(site: Site, dtype: np.dtype) -> Callable[[ir.Value, ir.Value], ir.Value]:
+    if site.op == "psum":
         return hlo.add
     if not jnp.issubdtype(dtype, jnp.complexfloating):
-        return {"pmax": hlo.maximum, "pmin": hlo.minimum}[op]
-    function = {"pmax": jax.lax.max, "pmin": jax.lax.min}[op]  # lexicographic, as lax orders complex numbers
-    return lambda a, b: lowering.function(function, shape, dtype, a, b)
+        return {"pmax": hlo.maximum, "pmin": hlo.minimum}[site.op]
+    function = {"pmax": jax.lax.max, "pmin": jax.lax.min}[site.op]  # lexicographic, as lax orders complex numbers
+    return lambda a, b: site.lowering.function(function, dtype, a, b)

@@ -1,0 +1,48 @@
+"""ppermute over a spanning axis: pairs that cross clusters go directly, the others by the vendor's permute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jax_hetccl import plan
+from jax_hetccl._compat import ir
+from jax_hetccl.decompose.common import Site, unpacked
+
+
+def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
+    """Lowers ppermute; arguments as in :func:`reduce.lower`. A rank that is no destination gets zeros."""
+    perm = [(int(s), int(d)) for s, d in params["perm"]]
+    _check(perm, site.order.total)
+    if 0 in site.lowering.shape:
+        return x
+    dtype = unpacked(site.lowering.dtype)
+    x = site.convert(x, dtype)
+    pairs = [(site.order.place(s), site.order.place(d)) for s, d in perm]
+    inside = [(s[1], d[1]) for s, d in pairs if s[0] == d[0] == site.me]
+    arrives = np.zeros(site.size, np.bool_)
+    arrives[[d[1] for s, d in pairs if d[0] == site.me and s[0] != site.me]] = True
+    if site.size == 1:
+        local = x if inside else site.zeros(site.lowering.shape, dtype)
+    else:
+        local = site.lowering.local_permute(x, dtype, site.axes, inside)
+    if all(s[0] == d[0] for s, d in pairs):
+        return site.convert(local, site.lowering.dtype)
+    (received,) = site.exchange(
+        "pairs",
+        lambda lane: plan.permuted(lane, site.me, site.elements * dtype.itemsize, pairs),
+        x,
+        [site.lowering.shape],
+        dtype,
+        detail=tuple(perm),
+    )
+    return site.convert(site.lowering.pick(arrives, received, local, site.axes), site.lowering.dtype)
+
+
+def _check(perm: list[tuple[int, int]], ranks: int) -> None:
+    sources, destinations = [s for s, _ in perm], [d for _, d in perm]
+    if len(set(sources)) < len(sources) or len(set(destinations)) < len(destinations):
+        raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+    if any(not 0 <= i < ranks for i in sources + destinations):
+        raise ValueError(f"ppermute: an index in {perm} is not below the axis size {ranks}")

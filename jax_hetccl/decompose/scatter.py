@@ -1,0 +1,64 @@
+"""psum_scatter over a spanning axis.
+
+Each cluster reduce-scatters what it has: for its own ranks their chunks, for every other cluster one piece for each
+own rank. The pieces go to the ranks whose chunks they are part of, which add in cluster order. One local collective,
+one exchange, and every element is computed by one rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+from jax_hetccl import plan
+from jax_hetccl._compat import hlo, ir
+from jax_hetccl.decompose.common import Site, accumulator, is_packed, shape_of
+
+
+def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
+    """Lowers psum_scatter, tiled or not; arguments as in :func:`reduce.lower`."""
+    out = site.lowering.out_shape
+    if 0 in site.lowering.shape:
+        return site.zeros(out, site.lowering.dtype)
+    dtype = accumulator(site.lowering.dtype)
+    rows = _chunks(site, site.convert(x, dtype), params["scatter_dimension"])
+    m = shape_of(rows)[1]
+    blocks = [site.order.block(site, rows, c) for c in range(len(site.sizes))]
+
+    def piece(of: int, to: int) -> int:
+        return -(-site.sizes[to] * m // site.sizes[of])
+
+    widths = [m if c == site.me else piece(site.me, c) for c in range(len(site.sizes))]
+    where = [0, *itertools.accumulate(widths)]
+    columns = []
+    for c, block in enumerate(blocks):
+        flat = site.pad(site.reshape(block, site.sizes[c] * m), widths[c] * site.size, dtype)
+        columns.append(site.reshape(flat, site.size, widths[c]))
+    held = site.reshape(hlo.concatenate(columns, 1), site.size * where[-1])
+    if site.size > 1:
+        held = site.lowering.local_reduce_scatter("psum", held, site.size * where[-1], dtype, site.axes, site.size)
+    wire = site.lowering.dtype if max(site.sizes) == 1 and not is_packed(site.lowering.dtype) else dtype
+    width = wire.itemsize
+    received = site.exchange(
+        "chunks",
+        lambda lane: plan.scattered(
+            lane, site.me, m * width, lambda of, to: piece(of, to) * width, [w * width for w in where]
+        ),
+        held,
+        [(m,)] * len(site.others),
+        wire,
+    )
+    values = [site.convert(r, dtype) for r in received]
+    values.insert(site.me, hlo.slice(held, [where[site.me]], [where[site.me] + m], [1]))
+    total = functools.reduce(hlo.add, values)
+    return site.reshape(site.convert(total, site.lowering.dtype), *out)
+
+
+def _chunks(site: Site, x: ir.Value, dimension: int) -> ir.Value:
+    """The operand as ``[ranks, elements of a chunk]``, in global order."""
+    shape, ranks = list(site.lowering.shape), site.order.total
+    rest = shape[dimension] // ranks
+    x = site.reshape(x, *shape[:dimension], ranks, rest, *shape[dimension + 1 :])
+    order = [dimension, *range(dimension), *range(dimension + 1, len(shape) + 1)]
+    return site.reshape(site.transpose(x, order), ranks, site.elements // ranks)
