@@ -13,8 +13,10 @@ import pytest
 import cases
 from harness.cells import Cell, cells, world_order
 from harness.pool import Pool
+from harness.pythons import other_pythons
 
 cases.load()
+other_pythons()  # takes its variable out of the environment before any test runs
 hypothesis.settings.register_profile("short", max_examples=25, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("soak", max_examples=400, deadline=None, print_blob=True)
 
@@ -24,7 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cases(*modules): run these modules of the table of cases, one test per cell")
+    config.addinivalue_line(
+        "markers",
+        "cases(*modules): run these modules of the table of cases, one test per cell",
+    )
     hypothesis.settings.load_profile("soak" if config.getoption("--soak") else "short")
 
 
@@ -39,7 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         callspec = getattr(item, "callspec", None)
         cell = callspec.params.get("cell") if callspec else None
-        return world_order(cell) if isinstance(cell, Cell) else -1 if "pool" not in getattr(item, "fixturenames", ()) else 10_000
+        return (
+            world_order(cell)
+            if isinstance(cell, Cell)
+            else -1
+            if "pool" not in getattr(item, "fixturenames", ())
+            else 10_000
+        )
 
     items.sort(key=place)
 

@@ -18,7 +18,9 @@ from harness.pool import Pool, Reply, Run, World
 NOTICE_S = 5.0
 TWO, THREE = "2/1", "2/1/2"
 EVERYWHERE = [(TWO, "shm"), (TWO, "tcp"), (THREE, "shm"), (THREE, "tcp")]
-everywhere = pytest.mark.parametrize(("layout", "transport"), EVERYWHERE, ids=[f"{a}-{b}" for a, b in EVERYWHERE])
+everywhere = pytest.mark.parametrize(
+    ("layout", "transport"), EVERYWHERE, ids=[f"{a}-{b}" for a, b in EVERYWHERE]
+)
 
 
 def _run(name: str, mesh: MeshSpec | None = None) -> Run:
@@ -152,8 +154,19 @@ _MISMATCHES = {
     "predicate": ("divergent_cond[left]", "divergent_cond[right]", ("psum", "pmax")),
     "loop length": ("divergent_loop[left]", "divergent_loop[right]", ("psum", "pmax")),
 }
-_WHERE = [(TWO, "shm", "shape"), (THREE, "tcp", "shape"), (TWO, "tcp", "dtype"), (THREE, "shm", "op"), (TWO, "tcp", "large-small")]
-_WHERE += [(TWO, "tcp", "order"), (TWO, "shm", "predicate"), (THREE, "tcp", "predicate"), (TWO, "shm", "loop length")]
+_WHERE = [
+    (TWO, "shm", "shape"),
+    (THREE, "tcp", "shape"),
+    (TWO, "tcp", "dtype"),
+    (THREE, "shm", "op"),
+    (TWO, "tcp", "large-small"),
+]
+_WHERE += [
+    (TWO, "tcp", "order"),
+    (TWO, "shm", "predicate"),
+    (THREE, "tcp", "predicate"),
+    (TWO, "shm", "loop length"),
+]
 
 
 @pytest.mark.parametrize(("layout", "transport", "what"), _WHERE, ids=["-".join(w) for w in _WHERE])
@@ -190,7 +203,9 @@ def test_a_peer_that_stops_in_the_middle(start: Any, layout: str, transport: str
     stopped.signal(signal.SIGSTOP)
     try:
         replies = world.answers(3.0 + NOTICE_S + 3.0, skip=(stopped.label,))
-        all_failed(replies, "ExchangeTimeoutError", stopped.label.split("/")[0], r"\d+ (bytes )?of \d+|\d+/\d+")
+        all_failed(
+            replies, "ExchangeTimeoutError", stopped.label.split("/")[0], r"\d+ (bytes )?of \d+|\d+/\d+"
+        )
     finally:
         stopped.signal(signal.SIGCONT)
 

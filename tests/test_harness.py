@@ -10,13 +10,15 @@ import pytest
 from harness.case import CASES
 from harness.judge import _differs, check
 from harness.layout import Layout
-from harness.pool import Pool, Run, World, WorkerGone
+from harness.pool import Pool, Run, WorkerGone, World
 
 
 class _BarePool(Pool):
     """A pool whose worlds share nothing and need no jax_hetccl."""
 
-    def world(self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()) -> World:
+    def world(
+        self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()
+    ) -> World:
         key = (layout, transport, per_rank, pythons)
         if self._world is None or key != self._key:
             self.discard()
@@ -68,7 +70,9 @@ def test_differences_are_found(bare: _BarePool, name: str, text: str) -> None:
         _check(bare, name)
 
 
-@pytest.mark.parametrize(("name", "text"), [("hangs", "did not answer within"), ("dies", "ended with status 7")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("hangs", "did not answer within"), ("dies", "ended with status 7")]
+)
 def test_a_lost_worker_is_reported_and_replaced(bare: _BarePool, name: str, text: str) -> None:
     with pytest.raises(WorkerGone, match=text):
         _check(bare, name)

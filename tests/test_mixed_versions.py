@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from harness.case import Case, module
 from harness.judge import check
 from harness.layout import Layout
 from harness.pool import Pool, Run
+from harness.pythons import other_pythons
 
-_PYTHONS = tuple(p for p in os.environ.get("HETCCL_TEST_PYTHONS", "").split(":") if p)
-pytestmark = pytest.mark.skipif(len(_PYTHONS) != 2, reason="HETCCL_TEST_PYTHONS does not name two interpreters")
+_PYTHONS = other_pythons()
+pytestmark = pytest.mark.skipif(
+    len(_PYTHONS) != 2, reason="HETCCL_TEST_PYTHONS does not name two interpreters"
+)
 
 _MODULES = ("ops", "dtypes", "sizes", "autodiff", "transforms", "order")
 _CASES = [c for c in module(*_MODULES) if c.tags & {"smoke", "order"} and not c.tags & {"soak", "wide"}]

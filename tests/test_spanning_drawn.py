@@ -22,7 +22,9 @@ _NO_ORDER = ("complex64",)
 def _steps(dtype: str, axes: tuple[tuple[str, ...], ...]) -> st.SearchStrategy[list[dict[str, Any]]]:
     """One to four reductions that lax accepts for this dtype."""
     ops = ("psum", "pmean") if dtype in _NO_ORDER else ("psum", "pmean", "pmax", "pmin")
-    step = st.fixed_dictionaries({"op": st.sampled_from(ops), "axes": st.sampled_from(axes), "around": st.sampled_from(AROUND)})
+    step = st.fixed_dictionaries(
+        {"op": st.sampled_from(ops), "axes": st.sampled_from(axes), "around": st.sampled_from(AROUND)}
+    )
     return st.lists(step, min_size=1, max_size=4)
 
 
@@ -30,8 +32,15 @@ def _steps(dtype: str, axes: tuple[tuple[str, ...], ...]) -> st.SearchStrategy[l
 def _programs(draw: st.DrawFn, spec: MeshSpec) -> dict[str, Any]:
     dtype = draw(st.sampled_from(_DTYPES))
     axes = (("data",),) if spec == DATA else (("data",), ("model",), ("data", "model"), ("model", "data"))
-    shape = draw(st.lists(st.integers(0, 9), max_size=3) | st.lists(st.sampled_from((1, 300, 1021)), max_size=2))
-    return {"dtype": dtype, "shape": shape, "seed": draw(st.integers(0, 99)), "steps": draw(_steps(dtype, axes))}
+    shape = draw(
+        st.lists(st.integers(0, 9), max_size=3) | st.lists(st.sampled_from((1, 300, 1021)), max_size=2)
+    )
+    return {
+        "dtype": dtype,
+        "shape": shape,
+        "seed": draw(st.integers(0, 99)),
+        "steps": draw(_steps(dtype, axes)),
+    }
 
 
 _WORLDS = (("2/1", "shm", DATA), ("2/1/2", "tcp", DATA), ("4/2", "tcp", DATA_MODEL))
@@ -39,7 +48,9 @@ _WORLDS = (("2/1", "shm", DATA), ("2/1/2", "tcp", DATA), ("4/2", "tcp", DATA_MOD
 
 @pytest.mark.parametrize(("layout", "transport", "spec"), _WORLDS, ids=[f"{a}-{b}" for a, b, _ in _WORLDS])
 @given(data=st.data(), vma=st.booleans(), api=st.sampled_from(("lax", "hetccl")))
-def test_drawn(layout: str, transport: str, spec: MeshSpec, data: st.DataObject, vma: bool, api: str, pool: Pool) -> None:
+def test_drawn(
+    layout: str, transport: str, spec: MeshSpec, data: st.DataObject, vma: bool, api: str, pool: Pool
+) -> None:
     params = data.draw(_programs(spec))
     case = dataclasses.replace(CASES["drawn.program"], exact=params["dtype"] != "float16")
     check(pool, pool.world(Layout.parse(layout), transport, spec.per_rank), Run(case, vma, api, spec, params))

@@ -2,7 +2,21 @@
 
 import importlib
 
-MODULES = ("ops", "dtypes", "sizes", "autodiff", "transforms", "order", "meshes", "refusals", "stock_hlo", "failing", "drawn", "surface", "alone")
+MODULES = (
+    "ops",
+    "dtypes",
+    "sizes",
+    "autodiff",
+    "transforms",
+    "order",
+    "meshes",
+    "refusals",
+    "stock_hlo",
+    "failing",
+    "drawn",
+    "surface",
+    "alone",
+)
 
 
 def load() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from harness.case import DATA_MODEL, MeshSpec, case
-from harness.env import D, M, Env
+from harness.env import D, Env, M
 
 
 @case("alone")

@@ -45,7 +45,9 @@ def implicit_gradient_of_local_loss(env: Env) -> Any:
 @case("core", vma=ON)
 def implicit_gradient_eager(env: Env) -> Any:
     """The same without jit."""
-    return env.smap(lambda p, x: jax.grad(lambda p: env.pmean(_loss(p, x), D))(p), (P(), P(D)), P())(_params(env), env.rows())
+    return env.smap(lambda p, x: jax.grad(lambda p: env.pmean(_loss(p, x), D))(p), (P(), P(D)), P())(
+        _params(env), env.rows()
+    )
 
 
 @case("core", "smoke", vma=OFF)
@@ -198,7 +200,11 @@ def second_order_outside(env: Env) -> Any:
 @case("core", both_reject=True, table={op: {"op": op} for op in ("pmax", "pmin")})
 def minmax_has_no_derivative(env: Env) -> Any:
     """Stock lax refuses to differentiate pmax and pmin."""
-    return jax.jit(env.smap(lambda x: jax.grad(lambda x: jnp.sum(getattr(env.api, env.params["op"])(x, D)))(x), P(D), P(D)))(env.rows())
+    return jax.jit(
+        env.smap(
+            lambda x: jax.grad(lambda x: jnp.sum(getattr(env.api, env.params["op"])(x, D)))(x), P(D), P(D)
+        )
+    )(env.rows())
 
 
 @case("core", vma=OFF)
@@ -250,7 +256,14 @@ def remat_implicit(env: Env) -> Any:
     return jax.jit(env.smap(f, (P(), P(D)), P()))({"w": env.weights(6, 3)}, env.rows())
 
 
-@case("core", table={"all": {"policy": None}, "nothing": {"policy": "nothing_saveable"}, "dots": {"policy": "dots_saveable"}})
+@case(
+    "core",
+    table={
+        "all": {"policy": None},
+        "nothing": {"policy": "nothing_saveable"},
+        "dots": {"policy": "dots_saveable"},
+    },
+)
 def remat_outside(env: Env) -> Any:
     """checkpoint inside, grad around; several policies."""
     policy = env.params["policy"] and getattr(jax.checkpoint_policies, env.params["policy"])
@@ -347,7 +360,9 @@ def accumulation(env: Env) -> Any:
     def f(p: Any, x: jax.Array) -> Any:
         zero = jax.tree.map(lambda t: jax.lax.pcast(jnp.zeros_like(t), D, to="varying"), p)
         local = jax.tree.map(lambda t: jax.lax.pcast(t, D, to="varying"), p)
-        total, _ = jax.lax.scan(lambda g, xi: (jax.tree.map(jnp.add, g, jax.grad(_loss)(local, xi[None])), None), zero, x)
+        total, _ = jax.lax.scan(
+            lambda g, xi: (jax.tree.map(jnp.add, g, jax.grad(_loss)(local, xi[None])), None), zero, x
+        )
         return env.pmean(total, D)
 
     return jax.jit(env.smap(f, (P(), P(D)), P()))(_params(env), env.rows())
@@ -363,7 +378,11 @@ def bfloat16_params(env: Env) -> Any:
     return jax.jit(env.smap(f, (P(), P(D)), P()))(env.weights(6, 3).astype(jnp.bfloat16), env.rows())
 
 
-@case("core", "smoke", table={"implicit": {"how": "implicit", "vma": ON}, "explicit": {"how": "explicit", "vma": OFF}})
+@case(
+    "core",
+    "smoke",
+    table={"implicit": {"how": "implicit", "vma": ON}, "explicit": {"how": "explicit", "vma": OFF}},
+)
 def five_steps(env: Env) -> Any:
     """Five steps of gradient descent: parameters stay equal on all ranks, bit by bit."""
 

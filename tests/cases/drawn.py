@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from harness.case import case
-from harness.env import D, M, Env
+from harness.env import D, Env, M
 
 AROUND = ("nothing", "vmap", "scan", "cond", "remat", "jit", "while")
 
@@ -26,7 +26,9 @@ def _surround(how: str, f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Ar
     if how == "cond":
         return lambda x: lax.cond(True, f, f, x)
     if how == "while":
-        return lambda x: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(x)), (0, jnp.zeros_like(f(x))))[1]
+        return lambda x: lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, f(x)), (0, jnp.zeros_like(f(x)))
+        )[1]
     return {"remat": jax.checkpoint, "jit": jax.jit, "nothing": lambda f: f}[how](f)
 
 

@@ -15,7 +15,15 @@ from harness.env import D, Env
 
 _INTS = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 _FLOATS = ("float16", "bfloat16", "float32")
-_FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e3m4", "float8_e4m3")
+_FP8 = (
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e3m4",
+    "float8_e4m3",
+)
 _RARE = ("float8_e8m0fnu", "float4_e2m1fn")
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
@@ -23,7 +31,13 @@ _WIDE = ("int64", "uint64", "float64", "complex128")
 def _values(env: Env, dtype: str, cols: int = 5) -> jax.Array:
     """Small values, exact in every dtype and in every partial sum."""
     rng = np.random.default_rng(3)
-    low, high = (0, 2) if dtype in ("bool", "uint4", *_RARE) else (-1, 2) if "4" in dtype and "int" in dtype else (-2, 3)
+    low, high = (
+        (0, 2)
+        if dtype in ("bool", "uint4", *_RARE)
+        else (-1, 2)
+        if "4" in dtype and "int" in dtype
+        else (-2, 3)
+    )
     if dtype.startswith("uint"):
         low = 0
     value = rng.integers(low, high, (env.size * 3, cols))
@@ -31,7 +45,12 @@ def _values(env: Env, dtype: str, cols: int = 5) -> jax.Array:
         value = np.ones_like(value)
     if dtype.startswith("complex"):
         value = value + 1j * rng.integers(-2, 3, value.shape)
-    return env.put(value.astype(np.float32).astype(dtype) if dtype not in ("complex64", "complex128") else value.astype(dtype), P(D))
+    return env.put(
+        value.astype(np.float32).astype(dtype)
+        if dtype not in ("complex64", "complex128")
+        else value.astype(dtype),
+        P(D),
+    )
 
 
 def _each(dtypes: tuple[str, ...], **more: Any) -> dict[str, dict[str, Any]]:
@@ -75,10 +94,14 @@ def wide(env: Env) -> Any:
         if dtype != "complex128":
             x = x * (2**40)
         assert str(x.dtype) == dtype
-        return _sum_like(env, x, ("psum", "pmean") if dtype == "complex128" else ("psum", "pmean", "pmax", "pmin"))
+        return _sum_like(
+            env, x, ("psum", "pmean") if dtype == "complex128" else ("psum", "pmean", "pmax", "pmin")
+        )
 
 
-@case("core", exact=True, table=_each(("int8", "uint8", "int16", "uint16", "int32", "uint32", "int4", "uint4")))
+@case(
+    "core", exact=True, table=_each(("int8", "uint8", "int16", "uint16", "int32", "uint32", "int4", "uint4"))
+)
 def wraps(env: Env) -> Any:
     """Integer sums wrap around in their own width."""
     dtype = ml_dtypes.iinfo(env.params["dtype"])
@@ -91,7 +114,11 @@ def bool_counts(env: Env) -> Any:
     """psum of bool counts in int32, against the count itself."""
     value = np.random.default_rng(5).integers(0, 2, (env.size, 9)).astype(bool)
     if env.oracle:
-        return env.same(value.sum(0, dtype=np.int32)[None]), env.same(value.any(0)[None]), env.same(value.all(0)[None])
+        return (
+            env.same(value.sum(0, dtype=np.int32)[None]),
+            env.same(value.any(0)[None]),
+            env.same(value.all(0)[None]),
+        )
     f = env.smap(lambda x: (env.psum(x, D), env.pmax(x, D), env.pmin(x, D)), P(D), P())
     return jax.jit(f)(env.put(value, P(D)))
 
@@ -136,7 +163,10 @@ def narrow_then_wide(env: Env) -> Any:
     x = env.normal(1, env.params["n"])
 
     def f(x: jax.Array) -> Any:
-        return {k: env.psum(x.astype(k), D).astype(jnp.float32) * 3 for k in ("bfloat16", "float16", "float8_e5m2")}
+        return {
+            k: env.psum(x.astype(k), D).astype(jnp.float32) * 3
+            for k in ("bfloat16", "float16", "float8_e5m2")
+        }
 
     return jax.jit(env.smap(f, P(D), P()))(x)
 
@@ -147,7 +177,12 @@ def products_summed(env: Env) -> Any:
     x, y = env.normal(1, env.params["n"]), env.normal(1, env.params["n"], seed=1)
 
     def f(x: jax.Array, y: jax.Array) -> Any:
-        return env.psum(x * y, D), env.psum(x * x + y, D) * 3, env.psum(jnp.sin(x) * y, D), env.pmean(x * 0.1, D)
+        return (
+            env.psum(x * y, D),
+            env.psum(x * x + y, D) * 3,
+            env.psum(jnp.sin(x) * y, D),
+            env.pmean(x * 0.1, D),
+        )
 
     return jax.jit(env.smap(f, P(D), P()))(x, y)
 
@@ -163,5 +198,9 @@ def mixed_tree(env: Env) -> Any:
     """One psum over leaves of many dtypes."""
     x = env.rows()
     kinds = ("bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64", "float8_e5m2")
-    f = env.smap(lambda x: env.psum({k: (jnp.abs(x) > 1 if k == "bool" else jnp.abs(x).astype(k)) for k in kinds}, D), P(D), P())
+    f = env.smap(
+        lambda x: env.psum({k: (jnp.abs(x) > 1 if k == "bool" else jnp.abs(x).astype(k)) for k in kinds}, D),
+        P(D),
+        P(),
+    )
     return jax.jit(f)(x)

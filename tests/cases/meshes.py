@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from harness.case import DATA_MODEL, OFF, ON, MeshSpec, case
-from harness.env import D, M, Env
+from harness.env import D, Env, M
 
 _MODEL_DATA = MeshSpec(("model", "data"), (("model", 2),))
 _EXPLICIT = MeshSpec(types="explicit")
@@ -31,7 +31,9 @@ def _grid(env: Env, dtype: Any = np.float32) -> jax.Array:
 @case("mesh", api=_API, mesh=DATA_MODEL, exact=True)
 def data_only(env: Env) -> Any:
     """Reduce over the spanning axis, keep the other."""
-    f = env.smap(lambda x: (env.psum(x, D), env.pmean(x, D), env.pmax(x, D), env.pmin(x, D)), P(D, M), P(None, M))
+    f = env.smap(
+        lambda x: (env.psum(x, D), env.pmean(x, D), env.pmax(x, D), env.pmin(x, D)), P(D, M), P(None, M)
+    )
     return jax.jit(f)(_grid(env))
 
 
@@ -40,7 +42,13 @@ def both_axes(env: Env) -> Any:
     """Reduce over several axes of which one spans, in both orders."""
 
     def f(x: jax.Array) -> Any:
-        return env.psum(x, (D, M)), env.psum(x, (M, D)), env.pmean(x, (D, M)), env.pmax(x, (M, D)), env.pmin(x, (D, M))
+        return (
+            env.psum(x, (D, M)),
+            env.psum(x, (M, D)),
+            env.pmean(x, (D, M)),
+            env.pmax(x, (M, D)),
+            env.pmin(x, (D, M)),
+        )
 
     return jax.jit(env.smap(f, P(D, M), P()))(_grid(env))
 
@@ -71,7 +79,12 @@ def indices_and_sizes(env: Env) -> Any:
     """Index and size over each axis and over tuples in both orders."""
 
     def f(x: jax.Array) -> Any:
-        i = env.axis_index((D, M)) + 100 * lax.axis_index(M) + 1000 * env.axis_index(D) + 10000 * env.axis_index((M, D))
+        i = (
+            env.axis_index((D, M))
+            + 100 * lax.axis_index(M)
+            + 1000 * env.axis_index(D)
+            + 10000 * env.axis_index((M, D))
+        )
         return x + i, x * 0 + env.axis_size((D, M)) + 100 * env.axis_size(D) + 1000 * lax.axis_size(M)
 
     return jax.jit(env.smap(f, P(D, M), P(D, M)))(_grid(env))
@@ -82,7 +95,11 @@ def spanning_axis_last(env: Env) -> Any:
     """The spanning axis as the minor axis of the mesh."""
 
     def f(x: jax.Array) -> Any:
-        return env.psum(x, D), env.psum(x, (M, D)), env.axis_index((M, D))[None, None] + 10 * env.axis_index(D)
+        return (
+            env.psum(x, D),
+            env.psum(x, (M, D)),
+            env.axis_index((M, D))[None, None] + 10 * env.axis_index(D),
+        )
 
     return jax.jit(env.smap(f, P(D, M), (P(None, M), P(), P(D, M))))(_grid(env))
 
@@ -158,7 +175,9 @@ def partial_manual_many(env: Env) -> Any:
 
     def f(x: jax.Array) -> Any:
         a = env.psum(x, D)
-        b, _ = lax.scan(lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0))
+        b, _ = lax.scan(
+            lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0)
+        )
         c = lax.cond(jnp.sum(a) < 1e9, lambda t: env.psum(t, D), lambda t: env.pmax(t, D), x[0])
         return a, b, c, env.psum({"p": x * 2, "q": x[:, 0]}, D)
 
@@ -171,7 +190,9 @@ def partial_manual_gradient_outside(env: Env) -> Any:
     x = _grid(env)
 
     def loss(w: jax.Array) -> jax.Array:
-        return env.smap(lambda w, x: env.pmean(jnp.mean((x @ w) ** 2), D), (P(), P(D)), P(), axis_names={D})(w, x)
+        return env.smap(lambda w, x: env.pmean(jnp.mean((x @ w) ** 2), D), (P(), P(D)), P(), axis_names={D})(
+            w, x
+        )
 
     return jax.jit(jax.value_and_grad(loss))(env.weights(6, 3))
 
@@ -200,11 +221,19 @@ def nested_manual(env: Env) -> Any:
     """A region over data, in it a region over model."""
 
     def outer(x: jax.Array) -> Any:
-        inner = jax.shard_map(lambda y: env.psum(lax.psum(y, M), D), in_specs=P(None, M), out_specs=P(), axis_names={M}, check_vma=env.vma)
+        inner = jax.shard_map(
+            lambda y: env.psum(lax.psum(y, M), D),
+            in_specs=P(None, M),
+            out_specs=P(),
+            axis_names={M},
+            check_vma=env.vma,
+        )
         return inner(x), env.psum(x, D)
 
     with jax.set_mesh(env.mesh):
-        return jax.jit(jax.shard_map(outer, in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma))(_grid(env))
+        return jax.jit(jax.shard_map(outer, in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma))(
+            _grid(env)
+        )
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -219,8 +248,12 @@ def set_mesh_2d(env: Env) -> Any:
 def explicit_types_2d(env: Env) -> Any:
     """Explicit sharding: fully manual and partly manual regions."""
     with jax.set_mesh(env.mesh):
-        full = jax.shard_map(lambda x: env.psum(x, (D, M)), in_specs=P(D, M), out_specs=P(), check_vma=env.vma)
-        part = jax.shard_map(lambda x: env.psum(x, D), in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma)
+        full = jax.shard_map(
+            lambda x: env.psum(x, (D, M)), in_specs=P(D, M), out_specs=P(), check_vma=env.vma
+        )
+        part = jax.shard_map(
+            lambda x: env.psum(x, D), in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma
+        )
         x = _grid(env)
         return jax.jit(full)(x), jax.jit(part)(x)
 
@@ -258,6 +291,8 @@ def two_meshes(env: Env) -> Any:
     other = Mesh(env.mesh.devices[::-1], ("data",), axis_types=env.mesh.axis_types)
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     a = jax.jit(env.smap(lambda x: env.psum(x, D), P(), P()))(env.same(x))
-    b = jax.jit(env.smap(lambda x: env.psum(x * 2, D), P(), P(), mesh=other))(jax.device_put(x, NamedSharding(other, P())))
+    b = jax.jit(env.smap(lambda x: env.psum(x * 2, D), P(), P(), mesh=other))(
+        jax.device_put(x, NamedSharding(other, P()))
+    )
     c = jax.jit(env.smap(lambda x: env.psum(x * 3, D), P(), P()))(env.same(x))
     return a, b, c

@@ -23,7 +23,9 @@ def _repeat(f: Callable[..., Any], *args: Any, times: int = 8) -> Any:
         first = last if first is None else first
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True):
             mine = zip(a.addressable_shards, b.addressable_shards, strict=True)
-            assert all(np.asarray(s.data).tobytes() == np.asarray(t.data).tobytes() for s, t in mine), "runs differ"
+            assert all(np.asarray(s.data).tobytes() == np.asarray(t.data).tobytes() for s, t in mine), (
+                "runs differ"
+            )
     return last
 
 
@@ -39,7 +41,13 @@ def independent(env: Env) -> Any:
     """Psums without data edges between them, of distinct shapes."""
 
     def f(x: jax.Array) -> Any:
-        return env.psum(x, D), env.psum(jnp.sum(x, 0), D), env.pmax(x[:, :3], D), env.psum(x[0], D), env.pmin(x[:2], D)
+        return (
+            env.psum(x, D),
+            env.psum(jnp.sum(x, 0), D),
+            env.pmax(x[:, :3], D),
+            env.psum(x[0], D),
+            env.pmin(x[:2], D),
+        )
 
     return _repeat(jax.jit(env.smap(f, P(D), P())), env.rows())
 
@@ -104,7 +112,9 @@ def scan_beside_a_chain(env: Env) -> Any:
     """A scan with exchanges, and a chain of exchanges that does not depend on it."""
 
     def f(x: jax.Array) -> Any:
-        a, _ = lax.scan(lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(4.0))
+        a, _ = lax.scan(
+            lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(4.0)
+        )
         b = env.psum(env.psum(x[0], D) * (env.axis_index(D) + 1), D)
         return a, b, env.pmax(x[:, 0], D)
 
@@ -129,9 +139,15 @@ def loops_side_by_side(env: Env) -> Any:
     """Two scans and a while without data edges between them."""
 
     def f(x: jax.Array) -> Any:
-        a, _ = lax.scan(lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0))
-        b = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + env.psum(x[0], D)), (0, jnp.zeros(6)))
-        c, _ = lax.scan(lambda c, t: (jnp.maximum(c, env.pmax(x[:, :3] + t, D)), None), jnp.zeros((4, 3)), jnp.arange(2.0))
+        a, _ = lax.scan(
+            lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0)
+        )
+        b = lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + env.psum(x[0], D)), (0, jnp.zeros(6))
+        )
+        c, _ = lax.scan(
+            lambda c, t: (jnp.maximum(c, env.pmax(x[:, :3] + t, D)), None), jnp.zeros((4, 3)), jnp.arange(2.0)
+        )
         return a, b, c
 
     return _repeat(jax.jit(env.smap(f, P(D), P())), env.rows())
@@ -226,7 +242,12 @@ def chained_200_inside(env: Env) -> Any:
     """The same as one program: a scan of 200 steps on normal data."""
 
     def f(x: jax.Array) -> Any:
-        return lax.scan(lambda c, _: (env.psum(jnp.sin(x * 1.0) + c * 0.1, D) / env.size, None), jnp.zeros((4, 6)), None, length=200)[0]
+        return lax.scan(
+            lambda c, _: (env.psum(jnp.sin(x * 1.0) + c * 0.1, D) / env.size, None),
+            jnp.zeros((4, 6)),
+            None,
+            length=200,
+        )[0]
 
     return jax.jit(env.smap(f, P(D), P()))(env.normal(4, 6))
 
@@ -258,8 +279,21 @@ def stress(env: Env) -> Any:
     def f(a: jax.Array, b: jax.Array, c: jax.Array) -> Any:
         r: list[Any] = [h(a), h(a + 1), h(b), env.psum(_heavy(c), D)]
         r.append(jax.checkpoint(lambda t: env.psum(_heavy(t), D))(b))
-        r.append(lax.scan(lambda q, t: (q + env.psum(c[:, :512] * t, D), env.psum(jnp.sum(c, 1), D)), jnp.zeros((8, 512)), jnp.arange(3.0)))
-        r.append(lax.cond(jnp.sum(env.psum(a[0, :1], D)) > 1e9, lambda t: env.psum(t, D), lambda t: env.psum(t * 2, D), c[:, 100:400]))
+        r.append(
+            lax.scan(
+                lambda q, t: (q + env.psum(c[:, :512] * t, D), env.psum(jnp.sum(c, 1), D)),
+                jnp.zeros((8, 512)),
+                jnp.arange(3.0),
+            )
+        )
+        r.append(
+            lax.cond(
+                jnp.sum(env.psum(a[0, :1], D)) > 1e9,
+                lambda t: env.psum(t, D),
+                lambda t: env.psum(t * 2, D),
+                c[:, 100:400],
+            )
+        )
         r.append(h(b * 2))
         return [jax.tree.map(jnp.sum, q) for q in r]
 
@@ -267,14 +301,19 @@ def stress(env: Env) -> Any:
     other = env.smap(lambda a: jnp.sum(env.psum(_heavy(a)[:, :99], D)), P(D), P())
     g = jax.jit(lambda a, b, c: (region(a, b, c), other(a), other(a * 2)))
     rng = np.random.default_rng(1)
-    xs = [env.put(rng.integers(-4, 4, (env.size * 8, 2048 + 256 * i)).astype(np.float32), P(D)) for i in range(3)]
+    xs = [
+        env.put(rng.integers(-4, 4, (env.size * 8, 2048 + 256 * i)).astype(np.float32), P(D))
+        for i in range(3)
+    ]
     return _repeat(g, *xs, times=4)
 
 
 @case("soak", "order", vma=OFF, limit_s=600)
 def chained_20000(env: Env) -> Any:
     """A long run."""
-    f = jax.jit(env.smap(lambda x, c: (env.psum(x + c[0, 0], D) * 0.01 + c * 0.5, env.pmax(x, D)), (P(D), P()), P()))
+    f = jax.jit(
+        env.smap(lambda x, c: (env.psum(x + c[0, 0], D) * 0.01 + c * 0.5, env.pmax(x, D)), (P(D), P()), P())
+    )
     x, c = env.rows(), env.same(np.zeros((4, 6), np.float32))
     for i in range(20_000):
         c, m = f(x, c)

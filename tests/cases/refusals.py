@@ -63,7 +63,12 @@ def jitted(env: Env) -> Any:
     return jax.jit(env.smap(lambda x: _call(env.params["op"], env, x), P(D), P(D)))(env.rows())
 
 
-@case("refuse", vma=OFF, refused="UnsupportedError", table={k: _TABLE[k] for k in ("all_gather", "ppermute", "psum groups")})
+@case(
+    "refuse",
+    vma=OFF,
+    refused="UnsupportedError",
+    table={k: _TABLE[k] for k in ("all_gather", "ppermute", "psum groups")},
+)
 def eager(env: Env) -> Any:
     """Eagerly."""
     return env.smap(lambda x: _call(env.params["op"], env, x), P(D), P(D))(env.rows())
@@ -108,7 +113,9 @@ def hetccl_function_over_another_axis(env: Env) -> Any:
 
     mesh = Mesh(np.array(env.mesh.devices), ("model",))
     x = jax.device_put(np.ones((env.count * 2, 3), np.float32), jax.sharding.NamedSharding(mesh, P("model")))
-    return jax.jit(jax.shard_map(lambda x: env.psum(x, "model"), mesh=mesh, in_specs=P("model"), out_specs=P()))(x)
+    return jax.jit(
+        jax.shard_map(lambda x: env.psum(x, "model"), mesh=mesh, in_specs=P("model"), out_specs=P())
+    )(x)
 
 
 @case("refuse", vma=OFF, exact=True)

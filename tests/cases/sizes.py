@@ -27,7 +27,12 @@ def _counting(env: Env, *shape: int, dtype: str = "float32") -> jax.Array:
     return env.put(value.astype(dtype), P(D, *[None] * (len(shape) - 1)))
 
 
-@case("core", "wire", exact=True, table={"x".join(map(str, s)): {"shape": list(s)} for s in ((0, 3), (2, 0), (1, 0, 4), (0, 0))})
+@case(
+    "core",
+    "wire",
+    exact=True,
+    table={"x".join(map(str, s)): {"shape": list(s)} for s in ((0, 3), (2, 0), (1, 0, 4), (0, 0))},
+)
 def zero_size(env: Env) -> Any:
     """Arrays without elements: nothing to send, but still the right shape and type."""
     return _all(env, _counting(env, *env.params["shape"]))
@@ -40,7 +45,19 @@ def zero_size_beside_others(env: Env) -> Any:
     return jax.jit(f)(env.rows())
 
 
-_SHAPES = ((1,), (1, 1), (2,), (3,), (5, 1), (7,), (1, 2, 1, 3, 1), (13, 11), (2, 3, 5, 7), (1, 127), (1, 1009))
+_SHAPES = (
+    (1,),
+    (1, 1),
+    (2,),
+    (3,),
+    (5, 1),
+    (7,),
+    (1, 2, 1, 3, 1),
+    (13, 11),
+    (2, 3, 5, 7),
+    (1, 127),
+    (1, 1009),
+)
 
 
 @case("core", exact=True, vma=OFF, table={"x".join(map(str, s)): {"shape": list(s)} for s in _SHAPES})
@@ -75,7 +92,13 @@ def large_tree(env: Env) -> Any:
 
     def f(x: jax.Array) -> Any:
         y = x.reshape(-1)
-        tree = {"a": y, "b": y[:1000].reshape(10, 100), "c": y[:200_000].astype(jnp.bfloat16), "d": y.astype(jnp.int32), "e": y[0]}
+        tree = {
+            "a": y,
+            "b": y[:1000].reshape(10, 100),
+            "c": y[:200_000].astype(jnp.bfloat16),
+            "d": y.astype(jnp.int32),
+            "e": y[0],
+        }
         return env.psum({**tree, "f": y * 2}, D), env.psum(y, D)
 
     return jax.jit(env.smap(f, P(D), P()))(x)

@@ -38,7 +38,13 @@ def _x() -> np.ndarray:
 @case("hlo", mesh=DATA_MODEL, vma=BOTH)
 def psum_over_model(env: Env) -> Any:
     """Reductions over an axis that does not span."""
-    f = jax.shard_map(lambda x: (lax.psum(x, "model"), lax.pmax(x, "model")), mesh=_mesh("model"), in_specs=P("model"), out_specs=P(), check_vma=env.vma)
+    f = jax.shard_map(
+        lambda x: (lax.psum(x, "model"), lax.pmax(x, "model")),
+        mesh=_mesh("model"),
+        in_specs=P("model"),
+        out_specs=P(),
+        check_vma=env.vma,
+    )
     return _texts(f, _x())
 
 
@@ -57,7 +63,10 @@ def all_collectives(env: Env) -> Any:
             jnp.sum(lax.pmean(x, "model"))[None] + jnp.zeros(1) * x[0, :1],
         )
 
-    return _texts(jax.shard_map(f, mesh=_mesh("model"), in_specs=P("model"), out_specs=P("model"), check_vma=env.vma), _x())
+    return _texts(
+        jax.shard_map(f, mesh=_mesh("model"), in_specs=P("model"), out_specs=P("model"), check_vma=env.vma),
+        _x(),
+    )
 
 
 @case("hlo", mesh=DATA_MODEL, vma=BOTH)
@@ -77,7 +86,13 @@ def gradient_loops_and_inner_jit(env: Env) -> Any:
 @case("hlo", mesh=DATA_MODEL, vma=BOTH)
 def other_axis_of_a_spanning_mesh(env: Env) -> Any:
     """A mesh that has the spanning axis, a program that reduces over the other one only."""
-    f = jax.shard_map(lambda x: lax.psum(jnp.sin(x), "model"), mesh=_mesh("data", "model"), in_specs=P("data", "model"), out_specs=P("data"), check_vma=env.vma)
+    f = jax.shard_map(
+        lambda x: lax.psum(jnp.sin(x), "model"),
+        mesh=_mesh("data", "model"),
+        in_specs=P("data", "model"),
+        out_specs=P("data"),
+        check_vma=env.vma,
+    )
     return _texts(f, _x())
 
 
@@ -86,7 +101,10 @@ def compiler_partitioned(env: Env) -> Any:
     """No shard_map: jit over a mesh that has the spanning axis."""
     mesh = _mesh("data", "model")
     x = jax.device_put(_x(), NamedSharding(mesh, P("data", "model")))
-    return _texts(lambda x: jax.lax.with_sharding_constraint(jnp.tanh(x @ x.T).sum(0), NamedSharding(mesh, P("model"))), x)
+    return _texts(
+        lambda x: jax.lax.with_sharding_constraint(jnp.tanh(x @ x.T).sum(0), NamedSharding(mesh, P("model"))),
+        x,
+    )
 
 
 @case("hlo", mesh=DATA_MODEL, vma=(True,))
@@ -98,4 +116,6 @@ def single_device(env: Env) -> Any:
 @case("hlo", mesh=DATA_MODEL, vma=(True,))
 def vmapped_axis(env: Env) -> Any:
     """A vmapped axis that has the spanning axis's name is still only a vmapped axis."""
-    return _texts(jax.vmap(lambda x: x - lax.pmean(x, "data") + lax.axis_index("data"), axis_name="data"), _x())
+    return _texts(
+        jax.vmap(lambda x: x - lax.pmean(x, "data") + lax.axis_index("data"), axis_name="data"), _x()
+    )

@@ -34,7 +34,13 @@ def _host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
 
 
-@case("smoke", "core", vma=OFF, exact=True, table={"first": {"root": 0}, "last": {"root": -1}, "name": {"root": "right"}})
+@case(
+    "smoke",
+    "core",
+    vma=OFF,
+    exact=True,
+    table={"first": {"root": 0}, "last": {"root": -1}, "name": {"root": "right"}},
+)
 def broadcast(env: Env) -> Any:
     """Every process gets the root's bits."""
     mine = 0 if env.oracle else env.first

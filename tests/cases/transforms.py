@@ -20,7 +20,9 @@ from harness.env import D, Env
 def vmap(env: Env) -> Any:
     """Batched over the columns."""
     op = getattr(env.api, env.params["op"])
-    return jax.jit(env.smap(lambda x: jax.vmap(lambda y: op(y, D), in_axes=1, out_axes=1)(x), P(D), P()))(env.rows())
+    return jax.jit(env.smap(lambda x: jax.vmap(lambda y: op(y, D), in_axes=1, out_axes=1)(x), P(D), P()))(
+        env.rows()
+    )
 
 
 @case("core", exact=True)
@@ -39,7 +41,9 @@ def vmap_named_axis(env: Env) -> Any:
     """psum over a vmapped axis and the spanning axis together."""
 
     def f(x: jax.Array) -> Any:
-        return jax.vmap(lambda v: (env.psum(v, (D, "v")), lax.psum(v, "v"), env.psum(v, ("v", D))), axis_name="v")(x)
+        return jax.vmap(
+            lambda v: (env.psum(v, (D, "v")), lax.psum(v, "v"), env.psum(v, ("v", D))), axis_name="v"
+        )(x)
 
     return jax.jit(env.smap(f, P(D), (P(), P(D), P())))(env.rows())
 
@@ -84,7 +88,11 @@ def scan_integers(env: Env) -> Any:
             return c + env.psum(t.astype(jnp.int32), D), c
 
         zero = jnp.zeros(6, jnp.int32)
-        return lax.scan(body, zero, x, unroll=2), lax.scan(body, zero, x, reverse=True), lax.scan(body, zero, x[:1])
+        return (
+            lax.scan(body, zero, x, unroll=2),
+            lax.scan(body, zero, x, reverse=True),
+            lax.scan(body, zero, x[:1]),
+        )
 
     return jax.jit(env.smap(f, P(D), P()))(env.rows())
 
@@ -149,7 +157,9 @@ def while_predicate_only(env: Env) -> Any:
 
     def f(x: jax.Array) -> Any:
         def run(start: int) -> jax.Array:
-            return lax.while_loop(lambda c: env.pmax(jnp.abs(x[0, 0]), D) + c < 5, lambda c: c + 1, jnp.float32(start))
+            return lax.while_loop(
+                lambda c: env.pmax(jnp.abs(x[0, 0]), D) + c < 5, lambda c: c + 1, jnp.float32(start)
+            )
 
         return run(0), run(9)
 
@@ -340,7 +350,9 @@ def not_donated(env: Env) -> Any:
 def set_mesh(env: Env) -> Any:
     """The mesh comes from the context."""
     with jax.set_mesh(env.mesh):
-        f = jax.shard_map(lambda x: env.psum(x, D) + env.axis_size(D), in_specs=P(D), out_specs=P(), check_vma=env.vma)
+        f = jax.shard_map(
+            lambda x: env.psum(x, D) + env.axis_size(D), in_specs=P(D), out_specs=P(), check_vma=env.vma
+        )
         return jax.jit(f)(env.rows())
 
 

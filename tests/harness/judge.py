@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.case import Case
-from harness.pool import Pool, Reply, Run, World, WorkerGone
+from harness.pool import Pool, Reply, Run, WorkerGone, World
 from harness.results import Leaf
 
 # Relative tolerance per dtype: a few units in the last place, for sums in another order.
@@ -56,7 +56,9 @@ def _problems(pool: Pool, world: World, run: Run, replies: list[Reply], compiler
     oracle = pool.oracle.run(run, world.layout.devices)
     if case.both_reject:
         silent = [] if oracle.error else ["stock JAX accepts this: the table is wrong"]
-        return silent + [f"{r.label}: accepted, but stock JAX raises {_line(oracle.error)}" for r in replies if not r.error]
+        return silent + [
+            f"{r.label}: accepted, but stock JAX raises {_line(oracle.error)}" for r in replies if not r.error
+        ]
     if oracle.error:
         return [f"the oracle itself failed: {oracle.error['trace']}"]
     failed = [f"{r.label}: raised {r.error['trace']}" for r in replies if r.error]
@@ -66,7 +68,11 @@ def _problems(pool: Pool, world: World, run: Run, replies: list[Reply], compiler
 
 
 def _line(error: dict[str, Any] | None) -> str:
-    return f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}" if error else "nothing"
+    return (
+        f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
+        if error
+        else "nothing"
+    )
 
 
 def _refusal(case: Case, reply: Reply) -> list[str]:
@@ -75,7 +81,9 @@ def _refusal(case: Case, reply: Reply) -> list[str]:
     names = [b.rsplit(".", 1)[-1] for b in reply.error["bases"]]
     missing = [s for s in case.says if s not in reply.error["message"]]
     if case.refused not in names or missing:
-        return [f"{reply.label}: expected {case.refused} saying {case.says}, lacks {missing}; got {reply.error['trace']}"]
+        return [
+            f"{reply.label}: expected {case.refused} saying {case.says}, lacks {missing}; got {reply.error['trace']}"
+        ]
     return []
 
 
@@ -92,7 +100,9 @@ def _stock_text(pool: Pool, world: World, run: Run, reply: Reply) -> list[str]:
         want = wanted.shards[-1].tobytes().decode()
         got = (reply.leaves or {})[key].shards[-1].tobytes().decode()
         if want != got:
-            lines = difflib.unified_diff(want.splitlines(), got.splitlines(), "stock", reply.label, lineterm="", n=1)
+            lines = difflib.unified_diff(
+                want.splitlines(), got.splitlines(), "stock", reply.label, lineterm="", n=1
+            )
             problems.append(f"{reply.label}: {key} text differs\n" + "\n".join(list(lines)[:60]))
     return problems
 
@@ -120,7 +130,9 @@ def _compare(oracle: Reply, replies: list[Reply], values: bool, bitwise: bool) -
     return problems
 
 
-def _leaf(key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], values: bool, bitwise: bool) -> list[str]:
+def _leaf(
+    key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], values: bool, bitwise: bool
+) -> list[str]:
     if set(found) != set(wanted.shards):
         return [f"leaf {key}: ranks {sorted(found)} answered, expected {sorted(wanted.shards)}"]
     problems = []

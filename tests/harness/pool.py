@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.case import CASES, Case, MeshSpec
+from harness.case import Case, MeshSpec
 from harness.layout import Layout
 from harness.process import Process, WorkerGone
 from harness.results import Leaf, load
@@ -95,7 +95,11 @@ class World:
         }  # fmt: skip
         for cluster, process, devices in layout.members():
             name = layout.name(cluster)
-            setup = {"cluster": cluster, "devices": layout.devices, "initialize": {"axes": axes} if joined else None}
+            setup = {
+                "cluster": cluster,
+                "devices": layout.devices,
+                "initialize": {"axes": axes} if joined else None,
+            }
             environment = {**common, "HETCCL_CLUSTER": name, "HETCCL_PROCESS": str(process)}
             python = pythons[cluster] if cluster < len(pythons) else sys.executable
             worker = Process(f"{name}/{process}", python, setup, devices, environment, self.directory)
@@ -109,7 +113,11 @@ class World:
     def _started(self) -> list[dict[str, Any]]:
         deadline = time.monotonic() + START_S
         replies = [w.answer(max(0.1, deadline - time.monotonic())) for _, w in self.workers]
-        bad = [f"{w.label}: {r['error']['trace']}" for (_, w), r in zip(self.workers, replies, strict=True) if "error" in r]
+        bad = [
+            f"{w.label}: {r['error']['trace']}"
+            for (_, w), r in zip(self.workers, replies, strict=True)
+            if "error" in r
+        ]
         if bad:
             raise WorkerGone("the world did not start:\n" + "\n".join(bad))
         return replies
@@ -170,7 +178,9 @@ class World:
             for _, worker in self.workers:
                 status = worker.leave(LEAVE_S)
                 if status != 0:
-                    wrong.append(f"{worker.label}: exit status {status} (None: still there after {LEAVE_S} s)\n{worker.tail()}")
+                    wrong.append(
+                        f"{worker.label}: exit status {status} (None: still there after {LEAVE_S} s)\n{worker.tail()}"
+                    )
         except WorkerGone as gone:
             wrong.append(str(gone))
         finally:
@@ -261,7 +271,9 @@ class Pool:
         self.oracle = Oracle(8)
         self._stock: dict[int, Oracle] = {}
 
-    def world(self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()) -> World:
+    def world(
+        self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()
+    ) -> World:
         """The world asked for: the present one if it is the same and well, else a new one.
 
         Args:
@@ -271,7 +283,9 @@ class Pool:
         """
         key = (layout, transport, per_rank, pythons)
         if self._discards[key] > self._MAX_DISCARDS:
-            raise WorkerGone(f"the world {layout} over {transport} failed {self._discards[key]} times; not tried again")
+            raise WorkerGone(
+                f"the world {layout} over {transport} failed {self._discards[key]} times; not tried again"
+            )
         if key in self._unusable:
             raise WorkerGone(self._unusable[key])
         if self._world is None or key != self._key:
@@ -315,4 +329,3 @@ def pool() -> Iterator[Pool]:
         yield made
     finally:
         made.close()
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -35,7 +36,13 @@ class Process:
     """
 
     def __init__(
-        self, label: str, python: str, setup: dict[str, Any], devices: int, environment: dict[str, str], directory: Path
+        self,
+        label: str,
+        python: str,
+        setup: dict[str, Any],
+        devices: int,
+        environment: dict[str, str],
+        directory: Path,
     ) -> None:
         self.label = label
         self._stderr = directory / (label.replace("/", "-") + ".stderr")
@@ -112,22 +119,16 @@ class Process:
     def leave(self, timeout: float) -> int | None:
         """Asks it to end by itself; returns its exit status, or None if it was still there after ``timeout``."""
         started = time.monotonic()
-        try:
+        with contextlib.suppress(WorkerGone):
             self.ask(op="exit")
-        except WorkerGone:
-            pass
         return self._wait(max(0.1, timeout - (time.monotonic() - started)))
 
     def kill(self) -> None:
         """Ends the process and everything that it started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._child.wait()
         for stream in (self._child.stdin, self._child.stdout):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):
                     stream.close()
-                except OSError:
-                    pass

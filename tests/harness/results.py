@@ -36,7 +36,10 @@ def save(tree: Any, env: Env, path: Path) -> list[dict[str, Any]]:
     for i, (key, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(tree)[0]):
         shards: list[dict[str, Any]] = []
         if isinstance(leaf, jax.Array):
-            held = [(positions.get(s.device, -2), str(s.index), np.asarray(s.data)) for s in leaf.addressable_shards]
+            held = [
+                (positions.get(s.device, -2), str(s.index), np.asarray(s.data))
+                for s in leaf.addressable_shards
+            ]
         else:
             held = [(-1, "", np.asarray(leaf))]
         for position, index, value in held:
@@ -46,7 +49,14 @@ def save(tree: Any, env: Env, path: Path) -> list[dict[str, Any]]:
                 arrays[name] = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
             shards.append({"name": twin or name, "at": position, "index": index, "shape": list(value.shape)})
         dtype = str(held[0][2].dtype)
-        leaves.append({"key": jax.tree_util.keystr(key), "dtype": dtype, "weak": bool(getattr(leaf, "weak_type", False)), "shards": shards})
+        leaves.append(
+            {
+                "key": jax.tree_util.keystr(key),
+                "dtype": dtype,
+                "weak": bool(getattr(leaf, "weak_type", False)),
+                "shards": shards,
+            }
+        )
     np.savez(path, **arrays)
     return leaves
 
