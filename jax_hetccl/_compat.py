@@ -102,6 +102,7 @@ def install(hooks: Hooks) -> None:
         shard_map_lib.shard_map_p,
         functools.partial(_transpose, hooks, transposes[shard_map_lib.shard_map_p]),
     )
+    _replace(core.ShapedArray, "nospec", functools.partialmethod(_residual_spec, hooks, core.ShapedArray.nospec))
     for name in sorted(n for n in dir(parallel) if n.endswith("_p")):
         primitive = getattr(parallel, name)
         if not isinstance(primitive, core.Primitive) or name in _NO_COMMUNICATION:
@@ -171,7 +172,7 @@ def _transpose(hooks: Hooks, stock: Callable[..., Any], out_cts: Any, *args: Any
     mesh, check_vma, manual = params["mesh"], params["check_vma"], params["newly_manual_axes"]
 
     def enter(spec: Any, ct: Any) -> Any:
-        if type(ct) is ad.Zero or getattr(ct, "dtype", None) == jax.dtypes.float0:
+        if type(ct) is ad.Zero or getattr(ct, "dtype", None) == jax.dtypes.float0 or spec in _residual_specs.values():
             return ct
         mentioned = frozenset(a for part in _ct_spec(spec) if part is not None for a in _tuple(part))
         factor = hooks.cotangent(mesh, frozenset(manual), mentioned, check_vma)
@@ -179,6 +180,28 @@ def _transpose(hooks: Hooks, stock: Callable[..., Any], out_cts: Any, *args: Any
 
     out_cts = [enter(spec, ct) for spec, ct in zip(params["out_specs"], out_cts, strict=True)]
     return stock(out_cts, *args, **params)
+
+
+# The specs of residuals: like any other, but not the same object (JAX compares specs by identity).
+_residual_specs: dict[Any, Any] = {}
+
+
+def _residual_spec(aval: Any, hooks: Hooks, stock: Callable[..., Any], mesh: Any, check_vma: bool, names: Any) -> Any:
+    """The spec that JAX gives a residual that it takes out of a shard_map on its own.
+
+    It looks like that of a user's output sharded over all axes, but its cotangent comes from another shard_map of the
+    same differentiation and has its global meaning.
+    """
+    spec = stock(aval, mesh, check_vma, names)
+    if not any(hooks.spans(a) for a in mesh.axis_names):
+        return spec
+    if spec not in _residual_specs:
+        twin = object.__new__(type(spec))
+        for slot in type(spec).__slots__:
+            if slot != "__weakref__":
+                object.__setattr__(twin, slot, getattr(spec, slot))
+        _residual_specs[spec] = twin
+    return _residual_specs[spec]
 
 
 def _ct_spec(spec: Any) -> tuple[Any, ...]:
@@ -337,13 +360,24 @@ def _decomposed(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: 
     if not any(hooks.spans(a) for a in axes) or not isinstance(ctx.module_context.axis_context, SPMDAxisContext):
         return stock(ctx, x, **params)
     if any(isinstance(a, int) for a in axes):
-        hooks.refuse(op, axes, "together with positional axes ")
+        ctx, x, axes = _reduced_by_position(stock, ctx, x, axes)
+        params = {**params, "axes": axes}
     if params.get("axis_index_groups") is not None and op not in ("psum", "pmax", "pmin"):
         hooks.refuse(op, axes, "with axis_index_groups ")
     lowering = Lowering(ctx, primitive, stock)
     if not lowering.fully_manual:
         return [lowering.in_manual_region(x, params)]
     return [hooks.lower(op, lowering, x, axes, params)]
+
+
+def _reduced_by_position(stock: Any, ctx: Any, x: Any, axes: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+    """Reduces over the positional axes first, which a vmap over a named axis leaves behind; returns what remains."""
+    positions = tuple(a for a in axes if isinstance(a, int))
+    (aval,) = ctx.avals_in
+    out = aval.update(shape=tuple(n for i, n in enumerate(aval.shape) if i not in positions))
+    reduce = mlir.lower_fun(stock.args[1], multiple_results=False)  # the rule is a partial over (reducer, reduction)
+    (x,) = reduce(ctx.replace(primitive=None, avals_out=None), x, axes=positions)
+    return ctx.replace(avals_in=[out]), x, tuple(a for a in axes if not isinstance(a, int))
 
 
 def _refuse(hooks: Hooks, op: str, stock: Any, ctx: Any, *args: Any, **params: Any) -> Any:

@@ -111,15 +111,20 @@ class Agreement:
 
     def view(self, mesh: AnyMesh) -> MeshView:
         """The agreed view of a mesh; the first call for a mesh waits for the other clusters."""
-        key = (tuple(mesh.axis_names), tuple(mesh.axis_sizes), self._ranks_key(mesh))
+        key = (tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+        devices = self._concrete_devices(mesh)
         with self._lock:
             if key not in self._views:
                 self._views[key] = self._agree(mesh)
-            return self._views[key]
-
-    def _ranks_key(self, mesh: AnyMesh) -> Any:
-        devices = self._concrete_devices(mesh)
-        return tuple(d.id for d in devices.flat)
+            view = self._views[key]
+            ranks = [self._world.rank_of_device(d) for d in devices.flat]
+            if ranks != [int(r) for r in view.ranks[view.cluster].flat]:
+                raise AgreementError(
+                    f"this mesh {dict(mesh.shape)} has its devices in the order of ranks {ranks}, but the clusters agreed "
+                    f"on {view.ranks[view.cluster].flatten().tolist()} for a mesh of these axes: the other clusters cannot "
+                    "see the change. Use one order of devices for all meshes of these axes, or other axis names."
+                )
+            return view
 
     def _concrete_devices(self, mesh: AnyMesh) -> np.ndarray:
         """The devices of a mesh; an abstract one stands for the mesh in force, or the last one of its shape."""

@@ -102,11 +102,13 @@ def emit(registry: Registry, exchange: Exchange, sends: Sequence[ir.Value], recv
       recvs: types of the buffers received.
 
     Returns:
-      The received buffers. Bytes of them that no rank sends are undefined.
+      The received buffers, then the sent ones. Bytes of the received ones that no rank sends are undefined. What is
+      computed from a sent value further on should take it from here: a compiler may compute the original again, fused
+      with what follows and with other rounding (a fused multiply-add), and then differ from the bytes that were sent.
     """
     attributes = {"plan": i64(registry.add(exchange))}
     # Side effect: nothing may merge, drop or hoist it before the ordering pass has seen it.
-    op = custom_call(MARKER, sends, recvs, attributes, side_effect=True)
+    op = custom_call(MARKER, sends, [*recvs, *(v.type for v in sends)], attributes, side_effect=True)
     return list(op.results)
 
 
@@ -125,16 +127,31 @@ def emit_start(
 
 
 def emit_done(
-    spec: Exchange, chain: ir.Value, ticket: ir.Value, recvs: Sequence[ir.Value], sends: Sequence[ir.Value]
+    spec: Exchange,
+    chain: ir.Value,
+    ticket: ir.Value,
+    recvs: Sequence[ir.Value],
+    kept: Sequence[ir.Value],
+    sends: Sequence[ir.Value],
 ) -> tuple[ir.Operation, ir.Value, list[ir.Value]]:
-    """Emits the end of an exchange: the receive buffers, filled.
+    """Emits the end of an exchange.
 
-    The sent buffers are operands too, or XLA would reuse their memory while it is still being sent.
+    Args:
+      spec: the exchange.
+      chain: the latest value of the chain.
+      ticket: from the start.
+      recvs: the receive buffers.
+      kept: sent buffers that pass through.
+      sends: the other sent buffers. They are operands too, or XLA would reuse their memory while it is being sent.
+
+    Returns:
+      The operation, the chain behind it, the filled receive buffers and the kept sent ones.
     """
-    results = [chain_type(), *(r.type for r in recvs)]
-    aliases = {2 + i: 1 + i for i in range(len(recvs))}
-    operands = [chain, ticket, *recvs, *sends]
-    op = custom_call(DONE, operands, results, {"plan": i64(spec.id)}, side_effect=True, aliases=aliases)
+    through = [*recvs, *kept]
+    aliases = {2 + i: 1 + i for i in range(len(through))}
+    results = [chain_type(), *(v.type for v in through)]
+    attributes = {"plan": i64(spec.id)}
+    op = custom_call(DONE, [chain, ticket, *through, *sends], results, attributes, side_effect=True, aliases=aliases)
     new_chain, *buffers = op.results
     return op, new_chain, buffers
 

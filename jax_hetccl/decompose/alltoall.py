@@ -20,7 +20,7 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     x = site.reshape(site.convert(x, dtype), *shape[:split], ranks, chunk[split], *shape[split + 1 :])
     x = site.reshape(site.transpose(x, [split, *range(split), *range(split + 1, len(shape) + 1)]), ranks, m)
 
-    received = site.exchange(
+    x, received = site.exchange(
         "direct",
         lambda lane: plan.direct(lane, site.me, m * dtype.itemsize, site.order.number),
         x,

@@ -113,7 +113,7 @@ class Site:
         dtype: np.dtype,
         *,
         detail: tuple[Any, ...] = (),
-    ) -> list[ir.Value]:
+    ) -> tuple[ir.Value, list[ir.Value]]:
         """Exchanges ``x``, in ``dtype``.
 
         Args:
@@ -125,7 +125,7 @@ class Site:
           detail: what else both sides must agree on.
 
         Returns:
-          The receive buffers.
+          ``x`` as it was sent, from which the own part of the result must be made, and the receive buffers.
         """
         spec = exchange.Exchange(
             plan=plan.union(lane_plan(lane) for lane in self.lanes),
@@ -137,7 +137,15 @@ class Site:
             group=self.view.key,
         )
         types = [self.lowering.type(shape, dtype) for shape in shapes]
-        return exchange.emit(self.registry, spec, [self.convert(x, dtype)], types)
+        *received, sent = exchange.emit(self.registry, spec, [self.convert(x, dtype)], types)
+        return sent, received
+
+    def rounded(self, x: ir.Value, dtype: np.dtype) -> ir.Value:
+        """``x`` in a narrower float type. The rounding is explicit: compilers may leave out a conversion and its
+        inverse, in one cluster's program and not in another's."""
+        if dtype in _IEEE_LIKE and x.type != self.lowering.type(shape_of(x), dtype):
+            x = hlo.reduce_precision(x, *_IEEE_LIKE[dtype])
+        return self.convert(x, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,15 +195,23 @@ def shape_of(x: ir.Value) -> list[int]:
     return list(ir.RankedTensorType(x.type).shape)
 
 
+# Exponent and mantissa bits of the narrow float types that reduce_precision knows how to round to.
+_IEEE_LIKE = {np.dtype(t): (jnp.finfo(t).nexp, jnp.finfo(t).nmant) for t in (jnp.bfloat16, jnp.float16, jnp.float8_e5m2)}
+
+
 def is_packed(dtype: np.dtype) -> bool:
     """Whether several values share a byte in a device buffer."""
-    return bool(jnp.issubdtype(dtype, jnp.integer)) and jnp.iinfo(dtype).bits < 8
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits < 8
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 8
 
 
 def unpacked(dtype: np.dtype) -> np.dtype:
     """The dtype in which values cross: a whole number of bytes each."""
     if not is_packed(dtype):
         return dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.dtype(np.float32)
     return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
 
 

@@ -30,7 +30,7 @@ def _rows(site: Site, x: ir.Value) -> ir.Value:
     def piece(of: int, to: int) -> int:
         return -(-site.sizes[of] * n // site.sizes[to])
 
-    received = site.exchange(
+    flat, received = site.exchange(
         "shards",
         lambda lane: plan.gathered(lane, site.me, n * dtype.itemsize, lambda of, to: piece(of, to) * dtype.itemsize),
         flat,

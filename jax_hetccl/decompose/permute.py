@@ -23,13 +23,9 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     inside = [(s[1], d[1]) for s, d in pairs if s[0] == d[0] == site.me]
     arrives = np.zeros(site.size, np.bool_)
     arrives[[d[1] for s, d in pairs if d[0] == site.me and s[0] != site.me]] = True
-    if site.size == 1:
-        local = x if inside else site.zeros(site.lowering.shape, dtype)
-    else:
-        local = site.lowering.local_permute(x, dtype, site.axes, inside)
     if all(s[0] == d[0] for s, d in pairs):
-        return site.convert(local, site.lowering.dtype)
-    (received,) = site.exchange(
+        return site.convert(_inside(site, x, dtype, inside), site.lowering.dtype)
+    x, (received,) = site.exchange(
         "pairs",
         lambda lane: plan.permuted(lane, site.me, site.elements * dtype.itemsize, pairs),
         x,
@@ -37,7 +33,15 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
         dtype,
         detail=tuple(perm),
     )
+    local = _inside(site, x, dtype, inside)
     return site.convert(site.lowering.pick(arrives, received, local, site.axes), site.lowering.dtype)
+
+
+def _inside(site: Site, x: ir.Value, dtype: np.dtype, pairs: list[tuple[int, int]]) -> ir.Value:
+    """The permute within the cluster; zeros where nothing arrives from inside."""
+    if site.size == 1:
+        return x if pairs else site.zeros(site.lowering.shape, dtype)
+    return site.lowering.local_permute(x, dtype, site.axes, pairs)
 
 
 def _check(perm: list[tuple[int, int]], ranks: int) -> None:

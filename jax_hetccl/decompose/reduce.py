@@ -80,8 +80,8 @@ def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
         x = site.lowering.local_reduce(x, dtype, site.axes)
     shape, wire = site.lowering.shape, _partial_dtype(site, dtype)
     nbytes = site.elements * wire.itemsize
-    received = site.exchange("whole", lambda lane: plan.whole(lane, site.me, nbytes), x, [shape] * len(site.others), wire)
-    return _combined(site, x, received, dtype)
+    way = lambda lane: plan.whole(lane, site.me, nbytes)  # noqa: E731
+    return _combined(site, *site.exchange("whole", way, x, [shape] * len(site.others), wire), dtype)
 
 
 def _pieces(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
@@ -89,8 +89,8 @@ def _pieces(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     total = -(-site.elements // multiple) * multiple
     shape, wire = (total // site.size,), _partial_dtype(site, dtype)
     piece = _scattered(site, x, total, dtype)
-    received = site.exchange("pieces", lambda lane: plan.pieces(lane, site.me, total * wire.itemsize), piece, [shape], wire)
-    return _gathered(site, _combined(site, piece, received, dtype), total)
+    way = lambda lane: plan.pieces(lane, site.me, total * wire.itemsize)  # noqa: E731
+    return _gathered(site, _combined(site, *site.exchange("pieces", way, piece, [shape], wire), dtype), total)
 
 
 def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
@@ -99,11 +99,11 @@ def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     shape, wire, result = (atoms, cut.part), _partial_dtype(site, dtype), site.lowering.dtype
     piece = site.reshape(_scattered(site, x, cut.elements, dtype), atoms, cut.clusters, cut.part)
     scatter = lambda lane: plan.owned_reduce_scatter(lane, site.me, cut, wire.itemsize)  # noqa: E731
-    received = site.exchange("scatter", scatter, piece, [shape] * others, wire)
-    own = hlo.slice(piece, [0, site.me, 0], [atoms, site.me + 1, cut.part], [1, 1, 1])
+    sent, received = site.exchange("scatter", scatter, piece, [shape] * others, wire)
+    own = hlo.slice(sent, [0, site.me, 0], [atoms, site.me + 1, cut.part], [1, 1, 1])
     own = _combined(site, site.reshape(own, *shape), received, dtype)
     gather = lambda lane: plan.owned_all_gather(lane, site.me, cut, unpacked(result).itemsize)  # noqa: E731
-    received = site.exchange("gather", gather, own, [shape] * others, unpacked(result))
+    own, received = site.exchange("gather", gather, own, [shape] * others, unpacked(result))
     columns = [site.convert(p, result) for p in (*received[: site.me], own, *received[site.me :])]
     columns = [site.reshape(p, atoms, 1, cut.part) for p in columns]
     return _gathered(site, site.reshape(hlo.concatenate(columns, 1), cut.elements // site.size), cut.elements)
@@ -120,15 +120,15 @@ def _grouped(site: Site, x: ir.Value, dtype: np.dtype, groups: Sequence[Sequence
     if site.size > 1:
         x = site.lowering.local_reduce(x, dtype, site.axes, [g for g in here if g])
     if all(len({c for c, _ in group}) == 1 for group in placed):
-        return site.convert(x, site.lowering.dtype)
+        return site.rounded(x, site.lowering.dtype)
     shape, wire = site.lowering.shape, unpacked(dtype)
     lane_plan = lambda lane: plan.grouped(lane, site.me, placed, site.elements * wire.itemsize)  # noqa: E731
-    received = site.exchange(
+    x, received = site.exchange(
         "groups", lane_plan, x, [shape] * len(site.others), wire, detail=(tuple(map(tuple, groups)),)
     )
     # A group need not have members in every cluster; where it has none, nothing arrived.
     values = [site.convert(r, dtype) for r in received]
-    values.insert(site.me, x)
+    values.insert(site.me, site.convert(x, dtype))
     total = None
     for c, value in enumerate(values):
         takes = np.zeros(site.size, np.bool_)
@@ -142,7 +142,7 @@ def _grouped(site: Site, x: ir.Value, dtype: np.dtype, groups: Sequence[Sequence
             total = site.lowering.pick(seen & takes, both, site.lowering.pick(takes, value, total, site.axes), site.axes)
             seen = seen | takes
     assert total is not None
-    return site.convert(total, site.lowering.dtype)
+    return site.rounded(total, site.lowering.dtype)
 
 
 def _computes_in(site: Site) -> np.dtype:
@@ -159,8 +159,8 @@ def _partial_dtype(site: Site, dtype: np.dtype) -> np.dtype:
 def _combined(site: Site, own: ir.Value, others: Sequence[ir.Value], dtype: np.dtype) -> ir.Value:
     """Combines the clusters' values in cluster order and rounds once, to the result's dtype."""
     values = [site.convert(v, dtype) for v in others]
-    values.insert(site.me, own)
-    return site.convert(functools.reduce(_combiner(site, dtype), values), site.lowering.dtype)
+    values.insert(site.me, site.convert(own, dtype))
+    return site.rounded(functools.reduce(_combiner(site, dtype), values), site.lowering.dtype)
 
 
 def _scattered(site: Site, x: ir.Value, total: int, dtype: np.dtype) -> ir.Value:

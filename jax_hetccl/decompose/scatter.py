@@ -40,7 +40,7 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
         held = site.lowering.local_reduce_scatter("psum", held, site.size * where[-1], dtype, site.axes, site.size)
     wire = site.lowering.dtype if max(site.sizes) == 1 and not is_packed(site.lowering.dtype) else dtype
     width = wire.itemsize
-    received = site.exchange(
+    held, received = site.exchange(
         "chunks",
         lambda lane: plan.scattered(
             lane, site.me, m * width, lambda of, to: piece(of, to) * width, [w * width for w in where]
@@ -50,9 +50,9 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
         wire,
     )
     values = [site.convert(r, dtype) for r in received]
-    values.insert(site.me, hlo.slice(held, [where[site.me]], [where[site.me] + m], [1]))
+    values.insert(site.me, site.convert(hlo.slice(held, [where[site.me]], [where[site.me] + m], [1]), dtype))
     total = functools.reduce(hlo.add, values)
-    return site.reshape(site.convert(total, site.lowering.dtype), *out)
+    return site.reshape(site.rounded(total, site.lowering.dtype), *out)
 
 
 def _chunks(site: Site, x: ir.Value, dimension: int) -> ir.Value:

@@ -154,19 +154,25 @@ class _Pass:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
         teach(self.world, spec)
         self.lines.append(f"{spec.wire_id:016x}")
-        sends = [v for m in markers for v in m.operands]
-        types = [v.type for m in markers for v in m.results]
+        sends = [v for m in markers for v in m.operands]  # one value may be sent by several
+        types = [v.type for m in markers for v in list(m.results)[: len(m.results) - len(m.operands)]]
         op, chain, ticket, buffers = exchange.emit_start(spec, chain, sends, types)
         self._emitted.append(op)
         return chain, _Started(spec, ticket, buffers, sends)
 
     def done(self, markers: Sequence[ir.Operation], started: _Started, chain: ir.Value) -> ir.Value:
-        op, chain, buffers = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, started.sends)
+        # A sent value that no compiler can compute again stands for itself; the others come out of the exchange.
+        kept = list(dict.fromkeys(v for v in started.sends if not rewrite.is_settled(v)))
+        others = [v for v in started.sends if v not in kept]
+        op, chain, through = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, kept, others)
         self._emitted.append(op)
-        results = iter(buffers)
-        for marker in markers:
-            for old in marker.results:
-                old.replace_all_uses_with(next(results))
+        buffers = iter(through)
+        received = [[next(buffers) for _ in range(len(m.results) - len(m.operands))] for m in markers]
+        same = dict(zip(kept, buffers, strict=True))
+        for marker, new in zip(markers, received, strict=True):
+            new += [same.get(v, v) for v in marker.operands]
+            for old, value in zip(marker.results, new, strict=True):
+                old.replace_all_uses_with(value)
             marker.erase()
         return chain
 

@@ -159,6 +159,24 @@ def is_full(op: ir.Operation, module: ir.Module) -> bool:
     return math.prod(size for axis, size in mesh_axes(op, module).items() if axis not in manual) == 1
 
 
+_MOVES = {f"stablehlo.{n}" for n in ("reshape", "transpose", "slice", "pad", "concatenate", "broadcast_in_dim")}
+_OPAQUE = {f"stablehlo.{n}" for n in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "collective_permute")}
+_OPAQUE |= {"stablehlo.custom_call", "stablehlo.constant"}
+
+
+def is_settled(value: ir.Value) -> bool:
+    """Whether a value's bits cannot depend on what a compiler fuses: a program's argument, the result of a collective
+    or a custom call, or such a value moved around."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        op = owner.owner.operation
+        if op.name == "sdy.manual_computation":
+            return is_settled(op.operands[ir.BlockArgument(value).arg_number])
+        return op.name == "func.func" and ir.StringAttr(op.attributes["sym_name"]).value == "main"
+    op = owner.operation
+    return op.name in _OPAQUE or (op.name in _MOVES and all(is_settled(v) for v in op.operands))
+
+
 @contextlib.contextmanager
 def behind(op: ir.Operation) -> Iterator[None]:
     """Emits right behind an operation."""

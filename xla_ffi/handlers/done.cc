@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -16,7 +17,7 @@ namespace {
 
 // What the completion needs after the handler has returned.
 struct Completion {
-  std::vector<RawBuffer> receives;
+  std::vector<RawBuffer> through;  // receives, then kept sends
   Token chain;
   void* chain_out;
   bool moved = false;  // XLA copied a receive buffer while it was being filled
@@ -24,7 +25,7 @@ struct Completion {
   // Writes what the rest of the program reads. Error: the program is not one that can work.
   ffi::Error Finish(bool failed) {
     if (failed) {
-      for (const RawBuffer& buffer : receives) Poison(buffer);
+      for (const RawBuffer& buffer : through) Poison(buffer);
       chain.failed = 1;
     }
     chain.Store(chain_out);
@@ -53,7 +54,7 @@ ffi::Error Decode(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets
   if (rets.size() < 1 || args.size() < rets.size() + 1) {
     return ffi::Error::InvalidArgument(
         "hetccl_exchange_done takes (chain, ticket, receives..., sends...) and returns (chain, "
-        "receives...)");
+        "receives..., the first of the sends...)");
   }
   const RawBuffer chain_in = Argument(args, 0);
   const RawBuffer ticket_in = Argument(args, 1);
@@ -68,7 +69,7 @@ ffi::Error Decode(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets
     const RawBuffer in = Argument(args, i + 1);
     const RawBuffer out = Return(rets, i);
     if (in.data != out.data) completion->moved = true;
-    completion->receives.push_back(out);
+    completion->through.push_back(out);
   }
   return ffi::Error::Success();
 }
@@ -90,11 +91,11 @@ static ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::D
         "hetccl_exchange_done: unknown exchange; its ticket was used twice, or the world that "
         "started it was shut down"));
   }
-  for (size_t i = 0; i < completion->receives.size(); ++i) {
-    if (i >= exchange->receive_addresses.size() ||
-        completion->receives[i].data != exchange->receive_addresses[i]) {
-      completion->moved = true;
-    }
+  // The results behind the receives are sent buffers that pass through; wherever XLA has them, they are as sent.
+  const size_t receives = exchange->receive_addresses.size();
+  if (completion->through.size() < receives) completion->moved = true;
+  for (size_t i = 0; i < std::min(receives, completion->through.size()); ++i) {
+    if (completion->through[i].data != exchange->receive_addresses[i]) completion->moved = true;
   }
   if (completion->moved) engine->CountCopied();
 

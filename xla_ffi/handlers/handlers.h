@@ -12,7 +12,8 @@
 //   on, `sends` are read from now on; both until the matching done has completed.
 extern "C" XLA_FFI_Error* HetcclExchangeStart(XLA_FFI_CallFrame* frame);
 
-// hetccl_exchange_done(chain, ticket, receives..., sends...) -> (chain', receives...)
+// hetccl_exchange_done(chain, ticket, receives..., sends...) -> (chain', receives..., kept...)
+//   `kept` are the first of the sends, passed through for what is computed from them further on.
 //   `receives` must be aliased to the results. Completes when the exchange has; never fails for a
 //   failed exchange: then the receives are poisoned and chain'[3] is set.
 extern "C" XLA_FFI_Error* HetcclExchangeDone(XLA_FFI_CallFrame* frame);
