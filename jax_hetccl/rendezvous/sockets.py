@@ -11,7 +11,7 @@ from jax_hetccl.rendezvous import addresses, messages
 # compiling, and stop being answered when its host or link is gone. About 4 s to notice.
 _KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 1), (zmq.TCP_KEEPALIVE_INTVL, 1))
 _KEEPALIVE_COUNT = 3
-_UNACKNOWLEDGED_MS = 4000
+_UNACKNOWLEDGED_MS = 3500
 
 # A client that does not finish its handshake in this time is dropped.
 _HANDSHAKE_MS = 10_000
