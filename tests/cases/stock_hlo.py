@@ -119,3 +119,30 @@ def vmapped_axis(env: Env) -> Any:
     return _texts(
         jax.vmap(lambda x: x - lax.pmean(x, "data") + lax.axis_index("data"), axis_name="data"), _x()
     )
+
+
+@case("text", vma=BOTH)
+def over_data(env: Env) -> Any:
+    """Everything at once over the axis "data" of this process's devices: after a shutdown that is a usual axis."""
+
+    def f(x: jax.Array) -> Any:
+        c, _ = lax.scan(lambda c, t: (c + lax.psum(x * t, "data"), None), jnp.zeros_like(x), jnp.arange(2.0))
+        n = lax.axis_size("data")
+        return lax.pmean(jnp.sin(x), "data") + c + n, lax.all_gather(x, "data")[0] + lax.axis_index("data")
+
+    g = jax.shard_map(f, mesh=_mesh("data"), in_specs=P("data"), out_specs=(P(), P("data")), check_vma=env.vma)
+    return _texts(g, _x())
+
+
+@case("text", vma=BOTH)
+def spanning(env: Env) -> Any:
+    """A program full of exchanges, over the case's own mesh."""
+
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        a, _ = lax.scan(lambda c, t: (c + lax.psum(x[:, :2] * t, "data"), None), jnp.zeros((4, 2)), jnp.arange(3.0))
+        g = jax.grad(lambda w: lax.pmean(jnp.mean((x @ w) ** 2), "data"))(w)
+        big = lax.psum(jnp.zeros(40_000) + x[0, 0], "data")
+        return a, g, lax.pmax(x, "data"), big, lax.psum({"p": x, "q": x[0]}, "data")
+
+    g = env.smap(f, (P("data"), P()), P() if env.vma else (P(), P("data"), P(), P(), P()))
+    return _texts(g, env.rows(), env.weights(6, 3))

@@ -89,21 +89,22 @@ def _refusal(case: Case, reply: Reply) -> list[str]:
 
 def _stock_text(pool: Pool, world: World, run: Run, reply: Reply) -> list[str]:
     """The process's own program text against that of a stock process with as many devices."""
-    if reply.error:
-        return [f"{reply.label}: raised {reply.error['trace']}"]
     devices = world.layout.devices[reply.cluster]
     stock = pool.stock(devices).run(run, (devices,))
-    if stock.error:
-        return [f"stock JAX itself failed: {stock.error['trace']}"]
+    return text_differences(stock, reply)
+
+
+def text_differences(wanted: Reply, got: Reply) -> list[str]:
+    """Where the texts that two processes returned differ, as unified diffs."""
+    for reply in (wanted, got):
+        if reply.error:
+            return [f"{reply.label} failed: {reply.error['trace']}"]
     problems = []
-    for key, wanted in (stock.leaves or {}).items():
-        want = wanted.shards[-1].tobytes().decode()
-        got = (reply.leaves or {})[key].shards[-1].tobytes().decode()
-        if want != got:
-            lines = difflib.unified_diff(
-                want.splitlines(), got.splitlines(), "stock", reply.label, lineterm="", n=1
-            )
-            problems.append(f"{reply.label}: {key} text differs\n" + "\n".join(list(lines)[:60]))
+    for key, leaf in (wanted.leaves or {}).items():
+        texts = [t.shards[-1].tobytes().decode().splitlines() for t in (leaf, (got.leaves or {})[key])]
+        if texts[0] != texts[1]:
+            lines = difflib.unified_diff(*texts, wanted.label, got.label, lineterm="", n=1)
+            problems.append(f"{key} text differs\n" + "\n".join(list(lines)[:60]))
     return problems
 
 

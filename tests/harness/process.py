@@ -87,14 +87,21 @@ class Process:
         return self._next
 
     def answer(self, timeout: float) -> dict[str, Any]:
-        """The next reply. Raises WorkerGone when the process ends first or ``timeout`` seconds pass."""
-        try:
-            reply = self._answers.get(timeout=timeout)
-        except queue.Empty:
-            raise WorkerGone(self._gone(f"did not answer within {timeout:.0f} s")) from None
-        if reply is None:
-            raise WorkerGone(self._gone(f"ended with status {self._wait(5)}"))
-        return reply
+        """The reply to the last request; replies that nobody waited for are dropped.
+
+        Raises:
+            WorkerGone: the process ended first, or ``timeout`` seconds passed.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                reply = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise WorkerGone(self._gone(f"did not answer within {timeout:.0f} s")) from None
+            if reply is None:
+                raise WorkerGone(self._gone(f"ended with status {self._wait(5)}"))
+            if reply.get("id", 0) == self._next:
+                return reply
 
     def _gone(self, what: str) -> str:
         return f"{self.label} (pid {self.pid}) {what}; end of its stderr:\n{self.tail()}"
