@@ -235,8 +235,9 @@ TEST(PeerLoss, AResetIsNoticedOnBothSides) {
   world.Connect(0, MakeFaulty(reset));
   world.Connect(1, transport::testing::MakeLoopback());
   world.AddSwap(1, "psum/data f32[100000]", 100000);
-  auto left = world.Start(0, {1}, 100000);
+  // The one that resets starts last, so that both have the operation under way.
   auto right = world.Start(1, {1}, 100000);
+  auto left = world.Start(0, {1}, 100000);
   for (int rank : {0, 1}) {
     const Status error = Candidate(world.engine(rank));
     EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);

@@ -1,0 +1,106 @@
+// The shared memory comes from another process: it is not trusted.
+#include "xla_ffi/transport/shm/segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "xla_ffi/transport/shm/factory.h"
+
+namespace hetccl::transport::shm {
+namespace {
+
+UniqueFd Plain(size_t bytes, bool sealable) {
+  UniqueFd fd(::memfd_create("test", sealable ? MFD_ALLOW_SEALING : 0));
+  EXPECT_EQ(::ftruncate(fd.get(), bytes), 0);
+  return fd;
+}
+
+TEST(Segment, CreatesWhatItMaps) {
+  UniqueFd fd;
+  ASSERT_TRUE(Segment::Create(8192, 3, &fd).ok());
+  Segment segment;
+  ASSERT_TRUE(segment.Map(fd).ok());
+  EXPECT_EQ(segment.slot_bytes(), 8192u);
+  EXPECT_EQ(segment.slots(), 3u);
+  EXPECT_EQ(segment.slot(3), segment.slot(0));
+  EXPECT_EQ(segment.slot(2) - segment.slot(1), 8192);
+  EXPECT_NE(::ftruncate(fd.get(), 0), 0) << "nobody may shrink it";
+}
+
+TEST(Segment, RefusesSizesThatMakeNoSense) {
+  UniqueFd fd;
+  EXPECT_FALSE(Segment::Create(100, 4, &fd).ok());
+  EXPECT_FALSE(Segment::Create(8192, 1, &fd).ok());
+  EXPECT_FALSE(Segment::Create(8192, 100000, &fd).ok());
+  EXPECT_FALSE(Segment::Create(8192 + 1, 4, &fd).ok());
+}
+
+TEST(Segment, RefusesForeignMemory) {
+  EXPECT_FALSE(Segment().Map(UniqueFd()).ok());
+  EXPECT_FALSE(Segment().Map(Plain(100000, true)).ok()) << "not sealed";
+  UniqueFd empty = Plain(100000, true);
+  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_FALSE(Segment().Map(empty).ok()) << "not a segment";
+  UniqueFd tiny = Plain(10, true);
+  ASSERT_EQ(::fcntl(tiny.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_FALSE(Segment().Map(tiny).ok());
+}
+
+class BadPeer : public ::testing::Test {
+ protected:
+  BadPeer() {
+    EXPECT_TRUE(MakeSegment(4096, 2, &memfd_).ok());
+    EXPECT_TRUE(mapped_.Map(memfd_).ok());
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    other_ = UniqueFd(fds[1]);
+    fds_.emplace_back(fds[0]);
+    fds_.emplace_back(::dup(memfd_.get()));
+  }
+
+  UniqueFd memfd_, other_;
+  Segment mapped_;  // what the faulty peer writes to
+  std::vector<UniqueFd> fds_;
+};
+
+TEST_F(BadPeer, ASenderThatFillsMoreThanThereIsIsCorrupt) {
+  std::unique_ptr<Receiver> receiver;
+  ASSERT_TRUE(MakeReceiver(std::move(fds_), &receiver).ok());
+  mapped_.control().published.store(3);
+  const WireHeader* header = nullptr;
+  const Status status = receiver->Peek(&header);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.kind(), ErrorKind::kCorrupt);
+}
+
+TEST_F(BadPeer, AReceiverThatFreesMoreThanThereIsIsCorrupt) {
+  std::unique_ptr<Sender> sender;
+  ASSERT_TRUE(MakeSender(std::move(fds_), &sender).ok());
+  mapped_.control().freed.store(1);
+  sender->Begin(MakeHeader(MessageType::kData), {});
+  Progress progress;
+  const Status status = sender->Step(&progress);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.kind(), ErrorKind::kCorrupt);
+}
+
+TEST_F(BadPeer, AHeaderOfGarbageIsCorrupt) {
+  std::unique_ptr<Receiver> receiver;
+  ASSERT_TRUE(MakeReceiver(std::move(fds_), &receiver).ok());
+  mapped_.control().published.store(1);
+  const WireHeader* header = nullptr;
+  EXPECT_EQ(receiver->Peek(&header).kind(), ErrorKind::kCorrupt);
+}
+
+TEST(Factory, WantsASocketAndAMemfd) {
+  std::unique_ptr<Sender> sender;
+  EXPECT_FALSE(MakeSender({}, &sender).ok());
+}
+
+}  // namespace
+}  // namespace hetccl::transport::shm
