@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from harness.pythons import other_pythons
 from jax_hetccl.demo import compare, corpus, report, traffic
 from jax_hetccl.demo.compare import ProcessRecord, RecordFile
 from jax_hetccl.demo.main import CLUSTERS
 from jax_hetccl.launch import parse_clusters
 
 _ROOT = str(Path(__file__).resolve().parents[1])
+_PYTHONS = other_pythons()
 _LEAVES = {"head": "aa", "body": "bb"}
 
 
@@ -169,7 +171,7 @@ def test_the_reference_learns_without_jax_hetccl(tmp_path: Path) -> None:
     environ = {**_environ(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
     done = subprocess.run(
         [sys.executable, "-P", program, *options],
-        env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env=environ, cwd=tmp_path, capture_output=True, check=False, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = RecordFile(tmp_path / "reference-0.jsonl").poll()
@@ -179,18 +181,25 @@ def test_the_reference_learns_without_jax_hetccl(tmp_path: Path) -> None:
     assert len(record.checksums) == 3
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_the_demo_end_to_end(tmp_path: Path, transport: str, soak: bool) -> None:
-    steps = 300 if soak else 25
-    command = [sys.executable, "-m", "jax_hetccl.cli", "demo", "--out", str(tmp_path / "out")]
+def _demo(folder: Path, *options: str) -> dict[str, Any]:
+    """Runs the demo, which must succeed; returns its figures."""
+    command = [sys.executable, "-m", "jax_hetccl.cli", "demo", "--out", str(folder / "out"), *options]
     done = subprocess.run(
-        [*command, "--steps", str(steps), "--transport", transport],
-        env=_environ(), cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        command, env=_environ(), cwd=folder, capture_output=True, check=False, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads((tmp_path / "out" / "demo.json").read_text())
+    figures = json.loads((folder / "out" / "demo.json").read_text())
     assert all(check["good"] for check in figures["checks"])
     assert set(figures["processes"]) == {"left/0", "left/1", "right/0"}
+    return figures
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_demo_end_to_end(tmp_path: Path, transport: str, soak: bool) -> None:
+    if transport == "shm" and not soak:
+        pytest.skip("CI runs the whole demo over shared memory")
+    steps = 300 if soak else 25
+    figures = _demo(tmp_path, "--steps", str(steps), "--transport", transport)
     # A mean gradient for every parameter has to cross in each direction, in every step but the first.
     size = 115_873 * 4
     sent = figures["steps"]["sent"]
@@ -199,13 +208,26 @@ def test_the_demo_end_to_end(tmp_path: Path, transport: str, soak: bool) -> None
     assert (tmp_path / "out" / "losses.png").stat().st_size > 10_000
 
 
+@pytest.mark.skipif(len(_PYTHONS) != 2, reason="HETCCL_TEST_PYTHONS does not name two interpreters")
+def test_the_demo_with_two_versions_of_python_and_jax(tmp_path: Path, soak: bool) -> None:
+    pythons = [f"{cluster}={path}" for cluster, path in zip(("left", "right"), _PYTHONS, strict=True)]
+    options = [word for python in pythons for word in ("--python", python)]
+    figures = _demo(tmp_path, "--steps", "300" if soak else "25", *options)
+    assert len({process["start"]["jax"] for process in figures["processes"].values()}) == 2
+
+
 def test_the_demo_fails_if_a_process_does(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho it is broken >&2\nexit 5\n")
     broken.chmod(0o755)
     command = [sys.executable, "-m", "jax_hetccl.cli", "demo", "--out", str(tmp_path), "--steps", "5"]
     done = subprocess.run(
-        [*command, "--python", f"right={broken}"], env=_environ(), capture_output=True, text=True, timeout=120
+        [*command, "--python", f"right={broken}"],
+        env=_environ(),
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 5
     assert "right/0 failed: exit status 5" in done.stdout

@@ -21,7 +21,7 @@ def _run(program: str, *clusters: str, options: tuple[str, ...] = ()) -> list[tu
     command = [sys.executable, "-m", "jax_hetccl.cli", "run", *named, "--time-limit", "150", "--", "python"]
     done = subprocess.run(
         [*command, str(_ROOT / "examples" / program), *options],
-        env=environ, capture_output=True, text=True, timeout=200,
+        env=environ, capture_output=True, check=False, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [re.fullmatch(r"\[(\S+)\] (.*)", line) for line in done.stdout.splitlines()]
@@ -31,12 +31,10 @@ def _run(program: str, *clusters: str, options: tuple[str, ...] = ()) -> list[tu
 @pytest.mark.parametrize("right", ["right=2x1@cpu", "right=1x1@cpu"])
 def test_train_data_parallel(right: str) -> None:
     lines = _run("train_data_parallel.py", "left=1x2", right)
-    processes = [f"left/{0}"] + [f"right/{i}" for i in range(int(right[6]))]
-    assert sorted(name for name, _ in lines) == processes
-    assert len({text.split(":", 1)[1] for _, text in lines}) == 1, (
-        "every process must end with the same values"
-    )
-    match = re.search(r"loss (\S+), w \[(.*)\]", lines[0][1])
+    last = dict(lines)
+    assert sorted(last) == ["left/0"] + [f"right/{i}" for i in range(int(right[6]))]
+    assert len(set(last.values())) == 1, "every process must end with the same values"
+    match = re.search(r"loss (\S+), w \[(.*)\]", last["left/0"])
     assert match is not None
     assert float(match[1]) < 1e-8
     assert [float(word) for word in match[2].split()] == [0, 1, 2, 3, 4, 5, 6, 7]

@@ -131,5 +131,7 @@ def check_curves(losses: Sequence[float], reference: Sequence[float]) -> Check:
     if len(losses) != len(reference):
         return Check("curves", False, f"{len(losses)} steps against {len(reference)} in the reference")
     differences = [abs(a - b) for a, b in zip(losses, reference, strict=True)]
-    good = all(difference <= CURVE_TOLERANCE for difference in differences)  # false for a NaN; max() may drop it
+    good = all(
+        difference <= CURVE_TOLERANCE for difference in differences
+    )  # false for a NaN; max() may drop it
     return Check("curves", good, f"{max(differences):.1e} (at most {CURVE_TOLERANCE:.0e})")

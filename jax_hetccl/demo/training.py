@@ -48,7 +48,7 @@ class Step:
 
 
 class Trainer:
-    """A model with its optimiser, and the compiled step that trains it.
+    """A model with its optimiser, and the compiled programs that train it.
 
     Args:
         corpus: text and batches.
@@ -70,13 +70,15 @@ class Trainer:
             self.parameters = equalize(self.parameters)
         optimizer = optax.adam(LEARNING_RATE)
         self._state = jax.jit(optimizer.init)(self.parameters)
-        self._step = build_step(self.mesh, graph, optimizer)
+        self._gradients = build_gradients(self.mesh, graph)
+        self._update = build_update(optimizer)
 
     def run(self, steps: int) -> Iterator[Step]:
         """Trains; yields each step when its loss is known. The first one includes compilation."""
         for step in range(steps):
             start = time.perf_counter()
-            self.parameters, self._state, loss = self._step(self.parameters, self._state, self._rows(step))
+            loss, gradients = self._gradients(self.parameters, self._rows(step))
+            self.parameters, self._state = self._update(self.parameters, self._state, gradients)
             yield Step(float(loss), time.perf_counter() - start)
 
     def time_reductions(self, repetitions: int, mark: Callable[[str], None]) -> float:
@@ -117,34 +119,42 @@ class Trainer:
         return jax.make_array_from_callback(shape, NamedSharding(self.mesh, PartitionSpec(AXIS)), load)
 
 
-def build_step(mesh: Mesh, graph: Any, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """Compiles `(parameters, optimiser state, rows) -> (parameters, optimiser state, loss)`.
+def build_gradients(mesh: Mesh, graph: Any) -> Callable[..., Any]:
+    """Compiles `(parameters, rows) -> (loss, gradients)`, both means over the whole axis.
 
     Args:
         mesh: one axis, `AXIS`.
         graph: the model without its parameters, as `flax.nnx.split` gives it.
-        optimizer: turns mean gradients into updates.
     """
     everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
 
-    @partial(jax.jit, donate_argnums=(0, 1))
-    @partial(
-        jax.shard_map,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, split),
-        out_specs=(everywhere, everywhere, everywhere),
-    )
-    def step(parameters: Any, state: Any, rows: jax.Array) -> tuple[Any, Any, jax.Array]:
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(everywhere, split), out_specs=everywhere)
+    def gradients(parameters: Any, rows: jax.Array) -> tuple[jax.Array, Any]:
         def loss_of(parameters: Any) -> jax.Array:
             return next_character_loss(nnx.merge(graph, parameters), rows)
 
         # Each device differentiates its own rows; one pmean makes the loss and all gradients global.
         own = jax.lax.pcast(parameters, AXIS, to="varying")
-        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_of)(own), AXIS)
-        updates, state = optimizer.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state, loss
+        return jax.lax.pmean(jax.value_and_grad(loss_of)(own), AXIS)
 
-    return step
+    return gradients
+
+
+def build_update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """Compiles `(parameters, optimiser state, gradients) -> (parameters, optimiser state)`.
+
+    A program of its own: compiled together with the gradients, it would be fused with them in another way for
+    another number of devices or by another compiler, and rounded differently. Alone it gives the same bits
+    everywhere.
+    """
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(parameters: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    return update
 
 
 def checksums(tree: Any) -> list[dict[str, str]]:
