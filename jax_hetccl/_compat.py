@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax._src import config, core, distributed
+from jax._src import compiler, config, core, distributed
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
 from jax._src.interpreters import ad, mlir
@@ -80,6 +80,10 @@ class Hooks(Protocol):
         """Orders the exchanges of a whole lowered program, in place."""
         ...
 
+    def compile_failed(self, module: ir.Module, error: Exception) -> None:
+        """Is told of a program that XLA did not compile here."""
+        ...
+
 
 _state = threading.local()
 _undo: list[Callable[[], None]] = []
@@ -92,6 +96,7 @@ def install(hooks: Hooks) -> None:
         raise RuntimeError("hooks are installed already")
     _replace(shard_map_lib, "_extend_axis_env", functools.partial(_extend_axis_env, hooks))
     _replace(mlir, "lower_jaxpr_to_module", _finishing(hooks, mlir.lower_jaxpr_to_module))
+    _replace(compiler, "compile_or_get_cached", _reporting(hooks, compiler.compile_or_get_cached))
     transposes: Any = next(
         table
         for table in (getattr(ad, "fancy_transposes", {}), ad.primitive_transposes)
@@ -297,12 +302,6 @@ class Lowering:
         mask_type = ir.RankedTensorType.get(type_.shape, ir.IntegerType.get_signless(1))
         return hlo.select(hlo.broadcast_in_dim(mask_type, scalar, []), yes, no)
 
-    def function(self, f: Callable[..., Any], dtype: Any, *xs: ir.Value) -> ir.Value:
-        """Lowers an elementwise JAX function of arrays of one shape and dtype."""
-        avals = [self._aval(ir.RankedTensorType(x.type).shape, dtype) for x in xs]
-        ctx = self._ctx.replace(primitive=None, avals_in=avals, avals_out=None)
-        return self._one(mlir.lower_fun(f, multiple_results=False)(ctx, *xs))
-
     def in_manual_region(self, x: ir.Value, params: dict[str, Any]) -> ir.Value:
         """Lowers the same equation again inside a nested shard_map over the axes that are not manual yet.
 
@@ -464,6 +463,18 @@ def _finishing(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return lower_jaxpr_to_module
+
+
+def _reporting(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def compile_or_get_cached(backend: Any, module: ir.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(backend, module, *args, **kwargs)
+        except Exception as error:
+            hooks.compile_failed(module, error)
+            raise
+
+    return compile_or_get_cached
 
 
 # --- facts -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from jax_hetccl._errors import UnsupportedError
 from jax_hetccl.agreement import Agreement
 from jax_hetccl.decompose import RULES
 from jax_hetccl.decompose.common import Site
-from jax_hetccl.exchange import Registry
+from jax_hetccl.exchange import START, Registry
 from jax_hetccl.ordering import module as ordering
 from jax_hetccl.world import World
 
@@ -82,6 +82,16 @@ class SpanningHooks:
 
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)
+
+    def compile_failed(self, module: ir.Module, error: Exception) -> None:
+        """The other clusters may be waiting in this program already: they all get this cluster's error."""
+        if START in str(module):
+            world = self.world
+            self.world.fail(
+                "agreement",
+                f"cluster {world.clusters[world.cluster].name!r} could not compile a program with collectives over a "
+                f"spanning axis, which the other clusters may be running: {type(error).__name__}: {error}",
+            )
 
 
 class _ShardedCotangents(threading.local):

@@ -20,12 +20,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_hetccl import plan
 from jax_hetccl._compat import hlo, ir
+from jax_hetccl._errors import UnsupportedError
 from jax_hetccl.decompose.common import Site, accumulator, is_packed, unpacked
 
 # Below this a second phase costs more than the bytes it saves (one exchange takes tens of microseconds).
@@ -45,6 +45,8 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     """
     if 0 in site.lowering.shape:
         return x
+    if site.op != "psum" and jnp.issubdtype(site.lowering.dtype, jnp.complexfloating):
+        raise UnsupportedError(f"{site.text}: XLA has no {site.op[1:]} reduction of complex values; reduce their parts")
     dtype = _computes_in(site)
     x = site.convert(x, dtype)
     if params.get("axis_index_groups") is not None:
@@ -69,8 +71,7 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
     inexact = op == "psum" and jnp.issubdtype(dtype, jnp.inexact)
     if inexact and len(set(platforms)) > 1:
         return "owned"
-    whole = nbytes <= SMALL_BYTES or (len(sizes) == 2 and max(sizes) == 1)
-    if whole or (op != "psum" and jnp.issubdtype(dtype, jnp.complexfloating)):  # no vendor scatters complex maxima
+    if nbytes <= SMALL_BYTES or (len(sizes) == 2 and max(sizes) == 1):
         return "whole"
     return "pieces" if len(sizes) == 2 else "owned"
 
@@ -138,7 +139,7 @@ def _grouped(site: Site, x: ir.Value, dtype: np.dtype, groups: Sequence[Sequence
             # The first cluster's value, or whatever comes first for ranks whose group has no member there.
             total, seen = value, takes
         else:
-            both = _combiner(site, dtype)(total, value)
+            both = _combiner(site)(total, value)
             total = site.lowering.pick(seen & takes, both, site.lowering.pick(takes, value, total, site.axes), site.axes)
             seen = seen | takes
     assert total is not None
@@ -160,7 +161,7 @@ def _combined(site: Site, own: ir.Value, others: Sequence[ir.Value], dtype: np.d
     """Combines the clusters' values in cluster order and rounds once, to the result's dtype."""
     values = [site.convert(v, dtype) for v in others]
     values.insert(site.me, site.convert(own, dtype))
-    return site.rounded(functools.reduce(_combiner(site, dtype), values), site.lowering.dtype)
+    return site.rounded(functools.reduce(_combiner(site), values), site.lowering.dtype)
 
 
 def _scattered(site: Site, x: ir.Value, total: int, dtype: np.dtype) -> ir.Value:
@@ -179,10 +180,5 @@ def _gathered(site: Site, piece: ir.Value, total: int) -> ir.Value:
     return site.reshape(whole, *site.lowering.shape)
 
 
-def _combiner(site: Site, dtype: np.dtype) -> Callable[[ir.Value, ir.Value], ir.Value]:
-    if site.op == "psum":
-        return hlo.add
-    if not jnp.issubdtype(dtype, jnp.complexfloating):
-        return {"pmax": hlo.maximum, "pmin": hlo.minimum}[site.op]
-    function = {"pmax": jax.lax.max, "pmin": jax.lax.min}[site.op]  # lexicographic, as lax orders complex numbers
-    return lambda a, b: site.lowering.function(function, dtype, a, b)
+def _combiner(site: Site) -> Callable[[ir.Value, ir.Value], ir.Value]:
+    return {"psum": hlo.add, "pmax": hlo.maximum, "pmin": hlo.minimum}[site.op]
