@@ -198,7 +198,7 @@ def _demo(folder: Path, *options: str) -> dict[str, Any]:
 def test_the_demo_end_to_end(tmp_path: Path, transport: str, soak: bool) -> None:
     if transport == "shm" and not soak:
         pytest.skip("CI runs the whole demo over shared memory")
-    steps = 300 if soak else 25
+    steps = 200 if soak else 25
     figures = _demo(tmp_path, "--steps", str(steps), "--transport", transport)
     # A mean gradient for every parameter has to cross in each direction, in every step but the first.
     size = 115_873 * 4
@@ -212,7 +212,7 @@ def test_the_demo_end_to_end(tmp_path: Path, transport: str, soak: bool) -> None
 def test_the_demo_with_two_versions_of_python_and_jax(tmp_path: Path, soak: bool) -> None:
     pythons = [f"{cluster}={path}" for cluster, path in zip(("left", "right"), _PYTHONS, strict=True)]
     options = [word for python in pythons for word in ("--python", python)]
-    figures = _demo(tmp_path, "--steps", "300" if soak else "25", *options)
+    figures = _demo(tmp_path, "--steps", "200" if soak else "25", *options)
     assert len({process["start"]["jax"] for process in figures["processes"].values()}) == 2
 
 

@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="train a small model on two clusters of this machine",
         description=_DESCRIPTION,
     )
-    parser.add_argument("--steps", type=_steps, default=300, help="training steps (300)")
+    parser.add_argument("--steps", type=_steps, default=200, help="training steps (200)")
     parser.add_argument(
         "--out",
         type=Path,
