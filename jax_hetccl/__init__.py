@@ -20,7 +20,21 @@ from jax_hetccl._errors import (
     UnsupportedError,
 )
 from jax_hetccl.broadcast import broadcast
-from jax_hetccl.collectives import axis_index, axis_size, pmax, pmean, pmin, psum
+from jax_hetccl.collectives import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    local,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    pshuffle,
+    psum,
+    psum_scatter,
+    pswapaxes,
+)
 from jax_hetccl.session import initialize, make_mesh, shutdown
 from jax_hetccl.spanning import sharded_cotangents
 from jax_hetccl.world import World, check, world
@@ -37,16 +51,23 @@ __all__ = [
     "RendezvousError",
     "UnsupportedError",
     "World",
+    "all_gather",
+    "all_to_all",
     "axis_index",
     "axis_size",
     "broadcast",
     "check",
     "initialize",
+    "local",
     "make_mesh",
     "pmax",
     "pmean",
     "pmin",
+    "ppermute",
+    "pshuffle",
     "psum",
+    "psum_scatter",
+    "pswapaxes",
     "sharded_cotangents",
     "shutdown",
     "world",

@@ -20,12 +20,14 @@ import numpy as np
 from jax._src import compiler, config, core, distributed
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
+from jax._src import source_info_util, xla_metadata_lib
 from jax._src.interpreters import ad, mlir
 from jax._src.lax import lax, parallel
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
 from jax._src.sharding_impls import SPMDAxisContext
+from jax.experimental.xla_metadata import set_xla_metadata
 
 __all__ = ["Hooks", "Lowering", "concrete_mesh", "func_dialect", "hlo", "install", "ir", "sdy", "uninstall"]
 
@@ -59,7 +61,11 @@ class Hooks(Protocol):
         ...
 
     def spans(self, axis: object) -> bool:
-        """Whether an axis of that name spans clusters, without asking for its size."""
+        """Whether a collective over an axis of that name spans clusters here: not inside ``local()``."""
+        ...
+
+    def could_span(self, axis: object) -> bool:
+        """Whether an axis of that name spans clusters outside of ``local()``."""
         ...
 
     def lower(
@@ -85,6 +91,9 @@ class Hooks(Protocol):
         ...
 
 
+# Our wrappers are no place in the user's program: JAX leaves their frames out of the locations it keeps.
+source_info_util.register_exclusion(__file__)
+
 _state = threading.local()
 _undo: list[Callable[[], None]] = []
 _stock_rules: dict[core.Primitive, Callable[..., Any]] = {}
@@ -96,6 +105,8 @@ def install(hooks: Hooks) -> None:
         raise RuntimeError("hooks are installed already")
     _replace(shard_map_lib, "_extend_axis_env", functools.partial(_extend_axis_env, hooks))
     _replace(mlir, "lower_jaxpr_to_module", _finishing(hooks, mlir.lower_jaxpr_to_module))
+    _replace(core.AxisEnv, "axis_size", _axis_size(hooks, core.AxisEnv.axis_size))
+    _replace(mlir, "wrap_xla_metadata_in_place", _without_local_mark(mlir.wrap_xla_metadata_in_place))
     _replace(compiler, "compile_or_get_cached", _reporting(hooks, compiler.compile_or_get_cached))
     transposes: Any = next(
         table
@@ -171,6 +182,50 @@ def _extend_axis_env(hooks: Hooks, mesh: AnyMesh, manual: Any) -> Any:
     sizes = {name: size for name, size in mesh.shape.items() if name in axes}
     sizes.update((name, n) for name, n in hooks.global_sizes(mesh).items() if name in axes)
     return core.extend_axis_env_nd(list(sizes.items()))
+
+
+# Equations keep the metadata in force when they were traced, through differentiation, batching and lowering. That is how
+# a collective remembers that it was written inside `local()`.
+_LOCAL = "hetccl_local"
+_FRONTEND = "mhlo.frontend_attributes"
+
+
+def local() -> Any:
+    """Context manager: collectives traced inside mean the own cluster only."""
+    return set_xla_metadata(**{_LOCAL: "true"})
+
+
+def in_local() -> bool:
+    """Whether the collective being traced, transposed or lowered was written inside :func:`local`."""
+    return _LOCAL in (xla_metadata_lib.current_xla_metadata() or {})
+
+
+def _axis_size(hooks: Hooks, stock: Callable[..., int]) -> Callable[..., int]:
+    def axis_size(env: Any, name: Any) -> int:
+        size = stock(env, name)
+        if in_local() and hooks.could_span(name):
+            return mesh_lib.get_abstract_mesh().shape.get(name, size)
+        return size
+
+    return axis_size
+
+
+def _without_local_mark(stock: Callable[..., None]) -> Callable[..., None]:
+    """Keeps the mark out of the program: what is local compiles to what stock JAX compiles it to."""
+
+    def wrap_xla_metadata_in_place(ctx: Any, value: Any) -> None:
+        stock(ctx, value)
+        op = mlir._get_owner(value)
+        if not isinstance(op, ir.Operation) or _FRONTEND not in op.attributes:
+            return
+        old = ir.DictAttr(op.attributes[_FRONTEND])
+        kept = {a.name: a.attr for a in old if a.name != _LOCAL}
+        if kept:
+            op.attributes[_FRONTEND] = ir.DictAttr.get(kept)
+        else:
+            del op.attributes[_FRONTEND]
+
+    return wrap_xla_metadata_in_place
 
 
 def _transpose(hooks: Hooks, stock: Callable[..., Any], out_cts: Any, *args: Any, **params: Any) -> Any:

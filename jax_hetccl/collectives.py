@@ -7,12 +7,13 @@ the program means what it says. They accept the same arguments, have the same gr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 
-from jax_hetccl import session
+from jax_hetccl import _compat, session
 from jax_hetccl._errors import UnsupportedError
 
 AxisName = Hashable | Sequence[Hashable]
@@ -75,6 +76,147 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     """
     _require_spanning("pmin", axis_name)
     return jax.lax.pmin(x, axis_name, axis_index_groups=axis_index_groups)
+
+
+def all_gather(
+    x: Any, axis_name: AxisName, *, axis_index_groups: Any = None, axis: int = 0, tiled: bool = False, **kwargs: Any
+) -> Any:
+    """Gathers every rank's array along a spanning axis: ``jax.lax.all_gather`` over the ranks of all clusters.
+
+    Algorithm: the vendor's all-gather inside; of every other cluster's shards each rank receives one piece, so that
+    each byte crosses once, and a second local all-gather spreads the pieces.
+
+    Args:
+      x: array or pytree; the same shapes and dtypes on every rank.
+      axis_name: mesh axis or tuple of axes, one of which spans.
+      axis_index_groups: must be None over a spanning axis.
+      axis: where the rank dimension goes.
+      tiled: concatenate along ``axis`` instead of adding a dimension.
+      **kwargs: passed on to ``jax.lax.all_gather`` (such as ``to``).
+
+    Returns:
+      Arrays with a dimension of the axis' global size at ``axis``, or ``axis`` that many times as long.
+
+    Raises:
+      UnsupportedError: no axis spans, or ``axis_index_groups`` is given. At run time as :func:`psum`.
+
+    Example:
+      >>> everyone = hetccl.all_gather(x, "data", tiled=True)
+    """
+    _require_spanning("all_gather", axis_name)
+    return jax.lax.all_gather(
+        x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, **kwargs
+    )
+
+
+def psum_scatter(
+    x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, axis_index_groups: Any = None, tiled: bool = False
+) -> Any:
+    """Sum over a spanning axis of which each rank keeps its part: ``jax.lax.psum_scatter`` over all clusters.
+
+    Algorithm: one local reduce-scatter of what goes to each cluster, one exchange; every element is added up on one
+    rank, in cluster order.
+
+    Args:
+      x: array or pytree; ``scatter_dimension`` has the axis' global size, or a multiple of it if ``tiled``.
+      axis_name: mesh axis or tuple of axes, one of which spans.
+      scatter_dimension: the dimension that is distributed.
+      axis_index_groups: must be None over a spanning axis.
+      tiled: keep the dimension, divided by the axis' size.
+
+    Returns:
+      This rank's part.
+
+    Raises:
+      As :func:`all_gather`; ValueError from lax for a dimension that does not divide.
+
+    Example:
+      >>> mine = hetccl.psum_scatter(grads, "data", tiled=True)
+    """
+    _require_spanning("psum_scatter", axis_name)
+    return jax.lax.psum_scatter(
+        x, axis_name, scatter_dimension=scatter_dimension, axis_index_groups=axis_index_groups, tiled=tiled
+    )
+
+
+def all_to_all(
+    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, axis_index_groups: Any = None, tiled: bool = False
+) -> Any:
+    """Transposes between ranks: ``jax.lax.all_to_all`` over the ranks of all clusters.
+
+    Chunks for ranks of other clusters go there directly, the others by the vendor's all-to-all.
+
+    Args:
+      x: array or pytree; ``split_axis`` has the axis' global size, or a multiple of it if ``tiled``.
+      axis_name: mesh axis or tuple of axes, one of which spans.
+      split_axis: the dimension that is distributed.
+      concat_axis: where the received chunks are put together.
+      axis_index_groups: must be None over a spanning axis.
+      tiled: as in lax.
+
+    Returns:
+      Arrays as lax returns them on one world of the same size.
+
+    Raises:
+      As :func:`psum_scatter`.
+
+    Example:
+      >>> y = hetccl.all_to_all(x, "data", split_axis=0, concat_axis=1, tiled=True)
+    """
+    _require_spanning("all_to_all", axis_name)
+    return jax.lax.all_to_all(
+        x, axis_name, split_axis, concat_axis, axis_index_groups=axis_index_groups, tiled=tiled
+    )
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Any) -> Any:
+    """Sends from rank to rank: ``jax.lax.ppermute`` over the ranks of all clusters.
+
+    Pairs that cross clusters go directly, the others by the vendor's permute.
+
+    Args:
+      x: array or pytree; the same shapes and dtypes on every rank.
+      axis_name: mesh axis or tuple of axes, one of which spans.
+      perm: pairs ``(source, destination)`` of global indices, each at most once.
+
+    Returns:
+      What the source had; zeros on ranks that are no destination.
+
+    Raises:
+      UnsupportedError: no axis spans. ValueError from lax for repeated indices.
+
+    Example:
+      >>> n = hetccl.axis_size("data")
+      >>> left = hetccl.ppermute(x, "data", [(i, (i + 1) % n) for i in range(n)])
+    """
+    _require_spanning("ppermute", axis_name)
+    return jax.lax.ppermute(x, axis_name, perm)
+
+
+def pshuffle(x: Any, axis_name: Hashable, perm: Sequence[int]) -> Any:
+    """:func:`ppermute` with ``perm[i]`` the source of rank ``i``, as ``jax.lax.pshuffle``."""
+    _require_spanning("pshuffle", axis_name)
+    return jax.lax.pshuffle(x, axis_name, perm)
+
+
+def pswapaxes(x: Any, axis_name: Hashable, axis: int, *, axis_index_groups: Any = None) -> Any:
+    """Swaps the rank dimension with ``axis``, as ``jax.lax.pswapaxes``; see :func:`all_to_all`."""
+    _require_spanning("pswapaxes", axis_name)
+    return jax.lax.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups)
+
+
+def local() -> contextlib.AbstractContextManager[Any]:
+    """Restricts lax to the own cluster: collectives traced inside the block mean this cluster's part of the axis.
+
+    They have the axis' local size and compile to exactly what stock JAX compiles them to. Gradients of them stay local
+    too.
+
+    Example:
+      >>> with hetccl.local():
+      ...     inside = jax.lax.psum(x, "data")    # over this cluster's devices
+      >>> everywhere = jax.lax.psum(x, "data")
+    """
+    return _compat.local()
 
 
 def axis_index(axis_name: Hashable) -> jax.Array:

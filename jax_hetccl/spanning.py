@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_hetccl import _compat
 from jax_hetccl._compat import AnyMesh, Lowering, ir
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl.agreement import Agreement
@@ -31,11 +32,14 @@ class SpanningHooks:
         self.registry = Registry()
 
     def spans(self, axis: object) -> bool:
+        return self.agreement.spans(axis) and not _compat.in_local()
+
+    def could_span(self, axis: object) -> bool:
         return self.agreement.spans(axis)
 
     def global_sizes(self, mesh: AnyMesh) -> Mapping[str, int]:
         axis = self.agreement.spanning_axis(mesh.axis_names)
-        return {axis: self.agreement.view(mesh).size} if axis is not None else {}
+        return {axis: self.agreement.view(mesh).size} if axis is not None and self.spans(axis) else {}
 
     def local_offset(self, mesh: AnyMesh, axis: str) -> int:
         return self.agreement.view(mesh).offset if self.spans(axis) else 0
@@ -65,7 +69,7 @@ class SpanningHooks:
         is only this cluster's part, and what was computed from it outside is this cluster's alone.
         """
         axis = self.agreement.spanning_axis(mesh.axis_names)
-        if axis is None or axis not in axes:
+        if axis is None or axis not in axes or not self.spans(axis):
             return 1.0
         if axis in mentioned:
             if not sharded_cotangents.enabled:

@@ -156,15 +156,18 @@ class _Pass:
         self.lines.append(f"{spec.wire_id:016x}")
         sends = [v for m in markers for v in m.operands]  # one value may be sent by several
         types = [v.type for m in markers for v in list(m.results)[: len(m.results) - len(m.operands)]]
-        op, chain, ticket, buffers = exchange.emit_start(spec, chain, sends, types)
+        where = ir.Location.name(spec.text, childLoc=markers[0].location)  # the name that profiles show
+        with where:
+            op, chain, ticket, buffers = exchange.emit_start(spec, chain, sends, types)
         self._emitted.append(op)
-        return chain, _Started(spec, ticket, buffers, sends)
+        return chain, _Started(spec, ticket, buffers, sends, where)
 
     def done(self, markers: Sequence[ir.Operation], started: _Started, chain: ir.Value) -> ir.Value:
         # A sent value that no compiler can compute again stands for itself; the others come out of the exchange.
         kept = list(dict.fromkeys(v for v in started.sends if not rewrite.is_settled(v)))
         others = [v for v in started.sends if v not in kept]
-        op, chain, through = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, kept, others)
+        with started.where:
+            op, chain, through = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, kept, others)
         self._emitted.append(op)
         buffers = iter(through)
         received = [[next(buffers) for _ in range(len(m.results) - len(m.operands))] for m in markers]
@@ -321,6 +324,7 @@ class _Started:
     ticket: ir.Value
     buffers: list[ir.Value]
     sends: list[ir.Value]
+    where: ir.Location
 
 
 def teach(world: World, spec: exchange.Exchange) -> None:
