@@ -268,6 +268,20 @@ TEST(PeerLoss, IsNoticedWithinASecondWhileIdle) {
   }
 }
 
+TEST(PeerLoss, AnIdleChannelNamesTheOperationOfAnotherOne) {
+  TestWorld world;
+  auto out = MakeWire(Wire::kTcp);
+  auto in = MakeWire(Wire::kTcp);
+  world.AddOutgoing(0, std::move(out.sender));
+  world.AddIncoming(1, std::move(in.receiver));
+  ASSERT_TRUE(
+      world.engine(0).AddPlan(1, "recv/data f32[4]", 1, 0, {}, {{1, 0, 0, 16}}, {}).ok());
+  auto left = world.Start(0, {1}, 4);
+  out.receiver.reset();  // the other direction only
+  ExpectMentions(Candidate(world.engine(0)), {"during recv/data f32[4]", "right/0 rank 1"});
+  EXPECT_TRUE(left->Failed());
+}
+
 TEST(Corruption, OfAHeaderIsAnError) {
   TestWorld world;
   Faults corrupt;

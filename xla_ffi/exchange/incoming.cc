@@ -198,6 +198,12 @@ void IncomingChannel::Describe(std::vector<std::string>* lines) const {
   for (const Part& part : posted_) line(part, 0);
 }
 
+std::string IncomingChannel::OldestOperation() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (current_) return OperationName(*current_->exchange);
+  return posted_.empty() ? "" : OperationName(*posted_.front().exchange);
+}
+
 void IncomingChannel::Shutdown() {
   if (current_) EndCurrent(/*failed=*/true);
   if (receiver_) receiver_->SayGoodbye();

@@ -129,6 +129,12 @@ void OutgoingChannel::Describe(std::vector<std::string>* lines) const {
   for (const Part& part : queue_) line(part, 0);
 }
 
+std::string OutgoingChannel::OldestOperation() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (current_) return OperationName(*current_->exchange);
+  return queue_.empty() ? "" : OperationName(*queue_.front().exchange);
+}
+
 void OutgoingChannel::Shutdown() {
   if (current_) EndCurrent(/*failed=*/true);
   sender_->SayGoodbye();
