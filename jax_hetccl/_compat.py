@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax._src import compiler, config, core, distributed
+from jax._src import compiler, config, core, distributed, source_info_util, xla_metadata_lib
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
-from jax._src import source_info_util, xla_metadata_lib
 from jax._src.interpreters import ad, mlir
 from jax._src.lax import lax, parallel
 from jax._src.lib.mlir import ir

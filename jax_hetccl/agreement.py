@@ -19,8 +19,8 @@ import numpy as np
 from jax_hetccl import _compat
 from jax_hetccl._compat import AnyMesh
 from jax_hetccl._errors import AgreementError, UnsupportedError
+from jax_hetccl._world import World
 from jax_hetccl.exchange import fingerprint
-from jax_hetccl.world import World
 
 # An axis over every device of the world, for jax_hetccl's own programs. It needs no agreement.
 WORLD_AXIS = "hetccl_world"

@@ -20,9 +20,9 @@ import numpy as np
 from jax_hetccl import _compat, exchange
 from jax_hetccl._compat import hlo, ir, sdy
 from jax_hetccl._errors import UnsupportedError
+from jax_hetccl._world import World
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
-from jax_hetccl.world import World
 
 # Cheap operations that may move up with the exchange they feed; the ones a decomposition puts in front of it.
 _LIGHT = {
@@ -310,7 +310,10 @@ class _Pass:
 
         def visit(op: ir.Operation) -> None:
             for inner in list(rewrite.inner(op)):
-                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in (_compat.REGION_BEGIN, _compat.REGION_END):
+                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in (
+                    _compat.REGION_BEGIN,
+                    _compat.REGION_END,
+                ):
                     inner.erase()
                 elif len(inner.regions):
                     visit(inner)

@@ -124,7 +124,9 @@ def extend_signature(function: ir.Operation) -> None:
     )
     for name in ("arg_attrs", "res_attrs"):
         if name in function.attributes:
-            function.attributes[name] = ir.ArrayAttr.get([*ir.ArrayAttr(function.attributes[name]), ir.DictAttr.get({})])
+            function.attributes[name] = ir.ArrayAttr.get(
+                [*ir.ArrayAttr(function.attributes[name]), ir.DictAttr.get({})]
+            )
 
 
 def replicated_too(shardings: ir.Attribute) -> ir.Attribute:
