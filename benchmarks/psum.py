@@ -86,8 +86,7 @@ def start(side: str, transport: str) -> list[subprocess.Popen[str]]:
         else:
             env |= {"GLOO_COORDINATOR": f"127.0.0.1:{port}", "GLOO_PROCESS": str(i)}
         command = [sys.executable, __file__, WORKER, side]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        processes.append(subprocess.Popen(command, env=env, **pipes))
+        processes.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for p in processes:
         answer(p, "ready")
     return processes

@@ -122,7 +122,7 @@ def emit_start(
     """
     results = [chain_type(), chain_type(), *recvs]
     op = custom_call(START, [chain, *sends], results, {"plan": i64(spec.id)}, side_effect=True)
-    new_chain, ticket, *buffers = op.results
+    new_chain, ticket, *buffers = values(op)
     return op, new_chain, ticket, buffers
 
 
@@ -152,7 +152,7 @@ def emit_done(
     results = [chain_type(), *(v.type for v in through)]
     attributes = {"plan": i64(spec.id)}
     op = custom_call(DONE, [chain, ticket, *through, *sends], results, attributes, side_effect=True, aliases=aliases)
-    new_chain, *buffers = op.results
+    new_chain, *buffers = values(op)
     return op, new_chain, buffers
 
 
@@ -166,6 +166,11 @@ def emit_check(flag: ir.Value, values: Sequence[ir.Value]) -> list[ir.Value]:
     """Emits the check that raises the world's first error if ``flag`` (u32[1]) is set; the values pass through."""
     aliases = {1 + i: i for i in range(len(values))}
     op = custom_call(CHECK, [flag, *values], [v.type for v in values], {}, side_effect=True, aliases=aliases)
+    return list(op.results)
+
+
+def values(op: ir.Operation) -> list[ir.Value]:
+    """An operation's results."""
     return list(op.results)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -131,7 +132,7 @@ class _Pass:
         return chain
 
     def segment(self, ops: Sequence[ir.Operation], end: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
-        producers = {v: i for i, op in enumerate(ops) for v in op.results}
+        producers = {v: i for i, op in enumerate(ops) for v in exchange.values(op)}
         items = [self.item(op, producers) for op in ops]
         bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
         steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
@@ -283,11 +284,10 @@ class _Pass:
         flag = hlo.slice(chain, [last], [last + 1], [1])
         if self.partitions == 1:
             return flag
-        groups = ir.DenseElementsAttr.get(np.arange(self.partitions, dtype=np.int64).reshape(1, -1))
+        everyone: Any = np.arange(self.partitions, dtype=np.int64).reshape(1, -1)
+        groups = ir.DenseElementsAttr.get(everyone)
         handle = hlo.ChannelHandle.get(_compat.COLLECTIVE_CHANNEL, _compat.DEVICE_TO_DEVICE)
-        op = hlo.AllReduceOp(
-            [flag.type], [flag], groups, channel_handle=handle, use_global_device_ids=ir.BoolAttr.get(True)
-        )
+        op = hlo.AllReduceOp([flag.type], [flag], groups, channel_handle=handle, use_global_device_ids=True)
         scalar = ir.RankedTensorType.get([], ir.RankedTensorType(flag.type).element_type)
         reducer = op.regions[0].blocks.append(scalar, scalar)
         with ir.InsertionPoint(reducer):
