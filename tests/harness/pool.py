@@ -174,7 +174,9 @@ class World:
                 elif reply.raw["threads"]:
                     wrong.append(f"{reply.label}: threads left after shutdown: {reply.raw['threads']}")
             for _, worker in self.workers:
-                status = worker.leave(LEAVE_S)
+                worker.ask_to_leave()
+            for _, worker in self.workers:
+                status = worker.left(LEAVE_S)
                 if status != 0:
                     wrong.append(
                         f"{worker.label}: exit status {status} (None: still there after {LEAVE_S} s)\n{worker.tail()}"

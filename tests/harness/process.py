@@ -123,12 +123,15 @@ class Process:
         except subprocess.TimeoutExpired:
             return None
 
-    def leave(self, timeout: float) -> int | None:
-        """Asks it to end by itself; returns its exit status, or None if it was still there after ``timeout``."""
-        started = time.monotonic()
+    def ask_to_leave(self) -> None:
+        """Asks it to end by itself. All processes of a cluster must be asked before one is waited for: they end
+        together (jax.distributed has a barrier at its end)."""
         with contextlib.suppress(WorkerGoneError):
             self.ask(op="exit")
-        return self._wait(max(0.1, timeout - (time.monotonic() - started)))
+
+    def left(self, timeout: float) -> int | None:
+        """Its exit status, or None if it is still there after ``timeout``."""
+        return self._wait(timeout)
 
     def kill(self) -> None:
         """Ends the process and everything that it started."""
