@@ -236,7 +236,8 @@ def test_a_normal_end_is_not_a_loss(start: Any) -> None:
     leaving = world.worker("right/0")
     leaving.ask(op="shutdown")
     assert leaving.answer(15)["threads"] == []
-    assert leaving.leave(10) == 0
+    leaving.ask_to_leave()
+    assert leaving.left(10) == 0
     time.sleep(1.5)
     left = world.worker("left/0")
     left.ask(op="ping")
