@@ -98,8 +98,13 @@ def dtype(env: Env) -> Any:
 
 @case("core", exact=True, vma=OFF)
 def zero_size(env: Env) -> Any:
-    """Empty operands."""
-    return _run(env, lambda x: [_operation(env, k)(x) for k in _KINDS], env.size, 0)
+    """Empty operands: the results' shapes, and values beside them."""
+
+    def f(x: jax.Array) -> Any:
+        empty = [_operation(env, k)(x[:, :0]) for k in _KINDS]
+        return [jnp.array(t.shape) for t in empty], [_operation(env, k)(x) + jnp.sum(t) for k, t in zip(_KINDS, empty)]
+
+    return _run(env, f, env.size, 2)
 
 
 @case("core", "wire", exact=True, vma=OFF)

@@ -24,7 +24,7 @@ _SUPPORTED = (
     "axis_index",
     "axis_size",
 )
-_OPS = ("pbroadcast", "ragged_all_to_all")
+_OPS = ("ragged_all_to_all",)  # pbroadcast has no CPU lowering in JAX itself
 _GROUPED = ("all_gather", "psum_scatter", "all_to_all")
 
 
@@ -34,7 +34,6 @@ def _call(op: str, env: Env, x: jax.Array) -> Any:
     groups = [list(range(n))]
     counts = jnp.ones(n, jnp.int32)
     calls = {
-        "pbroadcast": lambda: lax.pbroadcast(x, D, 0),
         "ragged_all_to_all": lambda: lax.ragged_all_to_all(
             sized, sized, jnp.arange(n), counts, jnp.arange(n), counts, axis_name=D
         ),
@@ -59,14 +58,14 @@ def jitted(env: Env) -> Any:
     "refuse",
     vma=OFF,
     refused="UnsupportedError",
-    table={k: _TABLE[k] for k in ("pbroadcast", "all_gather groups")},
+    table={k: _TABLE[k] for k in ("ragged_all_to_all", "all_gather groups")},
 )
 def eager(env: Env) -> Any:
     """Eagerly."""
     return env.smap(lambda x: _call(env.params["op"], env, x), P(D), P(D))(env.rows())
 
 
-@case("refuse", refused="UnsupportedError", table={k: _TABLE[k] for k in ("pbroadcast", "all_to_all groups")})
+@case("refuse", refused="UnsupportedError", table={k: _TABLE[k] for k in ("ragged_all_to_all", "all_to_all groups")})
 def in_control_flow(env: Env) -> Any:
     """In a scan in a nested jit."""
     h = jax.jit(lambda x: _call(env.params["op"], env, x))
@@ -105,7 +104,7 @@ def hetccl_function_over_another_axis(env: Env) -> Any:
 @case("refuse", vma=OFF, exact=True)
 def usable_after_refusals(env: Env) -> Any:
     """The world still works after an error at trace time."""
-    for op in () if env.oracle else ("pbroadcast", "all_gather groups"):
+    for op in () if env.oracle else ("ragged_all_to_all", "all_gather groups"):
         try:
             jax.jit(env.smap(lambda x, op=op: _call(op, env, x), P(D), P(D)))(env.rows())
         except NotImplementedError:  # UnsupportedError is one
