@@ -35,6 +35,7 @@ from jax_hetccl.collectives import (
     psum_scatter,
     pswapaxes,
 )
+from jax_hetccl.p2p import recv, send
 from jax_hetccl.session import initialize, make_mesh, shutdown
 from jax_hetccl.spanning import sharded_cotangents
 from jax_hetccl.world import World, check, world
@@ -68,6 +69,8 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pswapaxes",
+    "recv",
+    "send",
     "sharded_cotangents",
     "shutdown",
     "world",

@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"decompose", "ordering"},
     {"spanning"},
     {"session"},
-    {"broadcast", "collectives"},
+    {"broadcast", "collectives", "p2p"},
     {""},  # the public names
     {"launch"},
     {"demo"},
