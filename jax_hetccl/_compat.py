@@ -544,7 +544,7 @@ def communicating_primitive(
 
     def batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
         result = primitive.bind(batching.moveaxis(args[0], dims[0], 0), **params)
-        return result, batching.not_mapped if scalar else 0
+        return result, None if scalar else 0
 
     def rule(ctx: mlir.LoweringRuleContext, x: ir.Value, **params: Any) -> list[ir.Value]:
         return [lower(Placed(ctx, primitive), x, **params)]

@@ -16,6 +16,7 @@ MODULES = (
     "drawn",
     "surface",
     "alone",
+    "p2p",
 )
 
 
