@@ -7,10 +7,11 @@ import time
 
 import pytest
 
+from harness.asserted import run_asserted
 from harness.case import CASES, Case
 from harness.ends import all_failed
 from harness.layout import Layout
-from harness.pool import Pool, Run, World, WorkerGone
+from harness.pool import Pool, Run, World
 
 WORLDS = [(layout, transport) for layout in ("1/1", "2/2", "2/1") for transport in ("shm", "tcp")]
 
@@ -32,17 +33,7 @@ def _cells() -> list[tuple[str, str, Case, bool]]:
     ("layout", "transport", "case", "vma"), _cells(), ids=lambda v: v.name if isinstance(v, Case) else str(v)
 )
 def test_p2p(pool: Pool, layout: str, transport: str, case: Case, vma: bool) -> None:
-    world = pool.world(Layout.parse(layout), transport)
-    try:
-        replies = world.run(Run(case, vma))
-    except WorkerGone:
-        pool.discard()
-        raise
-    failed = [f"{r.label}: {r.error['trace']}" for r in replies if r.error]
-    unwell = [f"{r.label}: {r.health['message']}" for r in replies if r.health]
-    if failed or unwell:
-        pool.discard()
-    assert not failed + unwell, "\n".join(failed + unwell)
+    run_asserted(pool, layout, transport, case, vma)
 
 
 @pytest.mark.parametrize(("transport", "what"), [("shm", "size"), ("tcp", "size"), ("tcp", "dtype")])

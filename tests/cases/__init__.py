@@ -17,6 +17,8 @@ MODULES = (
     "surface",
     "alone",
     "p2p",
+    "wire",
+    "local",
 )
 
 
