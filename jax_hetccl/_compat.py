@@ -23,6 +23,7 @@ from jax._src import shard_map as shard_map_lib
 from jax._src import source_info_util, xla_metadata_lib
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import lax, parallel
+from jax._src.lax.control_flow import loops
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
@@ -108,6 +109,7 @@ def install(hooks: Hooks) -> None:
     _replace(core.AxisEnv, "axis_size", _axis_size(hooks, core.AxisEnv.axis_size))
     _replace(mlir, "wrap_xla_metadata_in_place", _without_local_mark(mlir.wrap_xla_metadata_in_place))
     _replace(compiler, "compile_or_get_cached", _reporting(hooks, compiler.compile_or_get_cached))
+    _replace(loops, "_scan_known_hoisting", _not_of_communication(loops._scan_known_hoisting))
     transposes: Any = next(
         table
         for table in (getattr(ad, "fancy_transposes", {}), ad.primitive_transposes)
@@ -488,8 +490,21 @@ for _allowed in (
     effects.control_flow_allowed_effects,
     effects.remat_allowed_effects,
     effects.custom_derivatives_allowed_effects,
+    effects.partial_eval_kept_effects,
 ):
     _allowed.add_type(CommunicationEffect)
+
+
+def _not_of_communication(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Differentiating a scan moves what does not change out of it; a receive gets another value every time."""
+
+    @functools.wraps(stock)
+    def scan_known_hoisting(jaxpr: Any, consts: Any, residuals: int, *rest: Any) -> Any:
+        if any(isinstance(e, CommunicationEffect) for e in jaxpr.effects):
+            return jaxpr, consts, [False] * residuals, []
+        return stock(jaxpr, consts, residuals, *rest)
+
+    return scan_known_hoisting
 
 
 class Placed(Lowering):

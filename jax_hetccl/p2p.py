@@ -79,8 +79,7 @@ def recv(like: Any, source: Peers, *, tag: str = "") -> Any:
     """Receives what ranks of another cluster :func:`send`.
 
     Gradients: differentiating sends the cotangent back to ``source`` and gives zeros for ``like``. JAX only does so if
-    ``like`` is one of the things differentiated: make it an argument in ``argnums`` too. In a ``scan`` that is
-    differentiated ``like`` must be part of the carry or of ``xs``, or JAX moves the receive out of the loop.
+    ``like`` is one of the things differentiated: make it an argument in ``argnums`` too.
 
     Args:
       like: array, pytree of arrays, or ``jax.ShapeDtypeStruct``: shapes and dtypes of what comes; values do not matter.
@@ -116,7 +115,8 @@ def _recv_leaf(like: Any, source: Peers, tag: str) -> jax.Array:
         return like
     wire = like.astype(unpacked(np.dtype(like.dtype)))
     if jnp.issubdtype(like.dtype, jnp.inexact):
-        return _recv(peers, tag, wire).astype(like.dtype)
+        received: Any = _recv(peers, tag, wire)
+        return received.astype(like.dtype)
     return _bind_recv(wire, peers=peers, stream=_stream(tag)).astype(like.dtype)
 
 

@@ -36,6 +36,11 @@ def test_p2p(pool: Pool, layout: str, transport: str, case: Case, vma: bool) -> 
     run_asserted(pool, layout, transport, case, vma)
 
 
+@pytest.mark.parametrize(("layout", "transport"), [("1+1/2", "shm"), ("1+1/1", "tcp")])
+def test_clusters_of_several_processes(pool: Pool, layout: str, transport: str) -> None:
+    run_asserted(pool, layout, transport, CASES["p2p.processes"], vma=False)
+
+
 @pytest.mark.parametrize(("transport", "what"), [("shm", "size"), ("tcp", "size"), ("tcp", "dtype")])
 def test_mismatch_shows_both_sides(pool: Pool, transport: str, what: str) -> None:
     pool.retire()

@@ -222,6 +222,28 @@ def one_device(env: Env) -> Any:
     return DONE
 
 
+@case("p2p-processes", vma=OFF)
+def processes(env: Env) -> Any:
+    """A mesh over several processes: every process lowers the program of its whole cluster."""
+    from jax_hetccl import recv, send
+
+    side = Side(env)
+    value = np.arange(env.count * 5, dtype=np.float32).reshape(env.count, 5)
+    here = NamedSharding(side.mesh, P(S))
+    x = jax.make_array_from_callback(value.shape, here, lambda at: value[at])
+
+    def f(x: jax.Array) -> Any:
+        token = send(x * (2 if side.left else 3), to=side.peers)
+        return recv(x, source=side.peers), token[None]
+
+    for _ in range(3):
+        got, _ = side.smap(f)(x)
+        for shard in got.addressable_shards:
+            row = shard.index[0].start or 0
+            _same(shard.data, value[row : row + 1] * np.float32((3 if side.left else 2) * (row < side.pairs)))
+    return DONE
+
+
 @case("p2p-even", vma=OFF)
 def by_name(env: Env) -> Any:
     """A cluster's name stands for its ranks, position by position."""
@@ -366,20 +388,30 @@ def gradients_of_microbatches(env: Env) -> Any:
     device = side.devices[0]
     loss, grads = jax.value_and_grad(lambda a, b: sum(_model(a, b, *z) for z in zip(x, y, strict=True)), (0, 1))(_W1, _W2)
     if side.left:
+
         def first(w: jax.Array) -> jax.Array:
-            return lax.scan(lambda c, x: (c + send(jnp.tanh(x @ w), to=side.peers[0]), None), 0.0, jnp.asarray(x))[0]
+            def body(c: jax.Array, x: jax.Array) -> Any:
+                send(jnp.sum(x @ w), to=side.peers[0], tag="unused")
+                return c + send(jnp.tanh(x @ w), to=side.peers[0]), None
+
+            return lax.scan(body, 0.0, jnp.asarray(x))[0]
 
         _close(jax.jit(jax.grad(first))(jax.device_put(_W1, device)), grads[0])
     else:
-        def last(w: jax.Array, like: jax.Array) -> jax.Array:
-            def body(c: jax.Array, z: Any) -> Any:
-                return c + jnp.mean((recv(z[0], source=side.peers[0]) @ w - z[1]) ** 2), None
 
-            return lax.scan(body, 0.0, (like, jnp.asarray(y)))[0]
+        def last(w: jax.Array, like: jax.Array) -> Any:
+            def body(c: jax.Array, y: jax.Array) -> Any:
+                # `like` is the same in every step: the receive must stay in the loop all the same.
+                told = recv(jax.ShapeDtypeStruct((), np.float32), source=side.peers[0], tag="unused")
+                return c + jnp.mean((recv(like, source=side.peers[0]) @ w - y) ** 2), told
 
-        got, (dw, _) = jax.jit(jax.value_and_grad(last, (0, 1)))(jax.device_put(_W2, device), jnp.zeros((6, 4, 7)))
+            return lax.scan(body, 0.0, jnp.asarray(y))
+
+        step = jax.jit(jax.value_and_grad(last, (0, 1), has_aux=True))
+        (got, told), (dw, _) = step(jax.device_put(_W2, device), jnp.zeros((4, 7)))
         _close(got, loss)
         _close(dw, grads[1])
+        _close(told, [jnp.sum(z @ _W1) for z in x])
     return DONE
 
 
