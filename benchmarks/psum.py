@@ -27,7 +27,6 @@ WORKER = "--worker"
 def worker(side: str) -> None:
     """Runs timed psums as asked on stdin: a line ``<bytes> <repetitions>`` for each, answered with seconds."""
     import jax
-    import jax.numpy as jnp
     import numpy as np
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
@@ -58,7 +57,7 @@ def worker(side: str) -> None:
             begin = time.perf_counter()
             jax.block_until_ready(psum(x))
             times.append(time.perf_counter() - begin)
-        print(json.dumps(times), flush=True)
+        print("times", json.dumps(times), flush=True)
     if side == "hetccl":
         hetccl.shutdown()
     else:
@@ -87,11 +86,19 @@ def start(side: str, transport: str) -> list[subprocess.Popen[str]]:
         else:
             env |= {"GLOO_COORDINATOR": f"127.0.0.1:{port}", "GLOO_PROCESS": str(i)}
         command = [sys.executable, __file__, WORKER, side]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        processes.append(subprocess.Popen(command, env=env, **pipes))
+        processes.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for p in processes:
-        assert p.stdout and p.stdout.readline().strip() == "ready", f"{side} did not start"
+        answer(p, "ready")
     return processes
+
+
+def answer(process: subprocess.Popen[str], word: str) -> str:
+    """The rest of the next line that begins with ``word``; libraries print lines of their own."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith(word):
+            return line.removeprefix(word)
+    raise RuntimeError(f"a worker ended with status {process.wait()}")
 
 
 def ask(processes: list[subprocess.Popen[str]], nbytes: int, repetitions: int) -> list[float]:
@@ -100,7 +107,7 @@ def ask(processes: list[subprocess.Popen[str]], nbytes: int, repetitions: int) -
         assert p.stdin
         p.stdin.write(f"{nbytes} {repetitions}\n")
         p.stdin.flush()
-    answers = [json.loads(p.stdout.readline()) for p in processes if p.stdout]
+    answers = [json.loads(answer(p, "times")) for p in processes]
     return [max(pair) for pair in zip(*answers, strict=True)]
 
 
@@ -153,7 +160,12 @@ def main() -> None:
 
         args.out.mkdir(parents=True, exist_ok=True)
         name = f"psum-{args.transport}-jax{jax.__version__}.json"
-        machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "python": platform.python_version(), "jax": jax.__version__}
+        machine = {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+        }
         report = {"command": " ".join(["python", *sys.argv]), "machine": machine, "rows": rows}
         (args.out / name).write_text(json.dumps(report, indent=1) + "\n")
 

@@ -9,38 +9,79 @@
 Inside a cluster the vendor's own collectives move the data; between clusters exchanges do. See README.md.
 """
 
-from jax_hetccl._errors import (
-    AgreementError,
-    ConfigError,
-    ExchangeTimeoutError,
-    HetcclError,
-    MismatchError,
-    PeerLostError,
-    RendezvousError,
-    UnsupportedError,
-)
-from jax_hetccl.broadcast import broadcast
-from jax_hetccl.collectives import (
-    all_gather,
-    all_to_all,
-    axis_index,
-    axis_size,
-    local,
-    pmax,
-    pmean,
-    pmin,
-    ppermute,
-    pshuffle,
-    psum,
-    psum_scatter,
-    pswapaxes,
-)
-from jax_hetccl.p2p import recv, send
-from jax_hetccl.session import initialize, make_mesh, shutdown
-from jax_hetccl.spanning import sharded_cotangents
-from jax_hetccl.world import World, check, world
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_hetccl._broadcast import broadcast
+    from jax_hetccl._errors import (
+        AgreementError,
+        ConfigError,
+        ExchangeTimeoutError,
+        HetcclError,
+        MismatchError,
+        PeerLostError,
+        RendezvousError,
+        UnsupportedError,
+    )
+    from jax_hetccl._world import World, check, world
+    from jax_hetccl.collectives import (
+        all_gather,
+        all_to_all,
+        axis_index,
+        axis_size,
+        local,
+        pmax,
+        pmean,
+        pmin,
+        ppermute,
+        pshuffle,
+        psum,
+        psum_scatter,
+        pswapaxes,
+    )
+    from jax_hetccl.p2p import recv, send
+    from jax_hetccl.session import initialize, make_mesh, shutdown
+    from jax_hetccl.spanning import sharded_cotangents
 
 __version__ = "0.1.0"
+
+# Where each public name lives. Loaded on first use: the command line and the coordinator need no JAX.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "_errors": (
+        "AgreementError",
+        "ConfigError",
+        "ExchangeTimeoutError",
+        "HetcclError",
+        "MismatchError",
+        "PeerLostError",
+        "RendezvousError",
+        "UnsupportedError",
+    ),
+    "_world": ("World", "check", "world"),
+    "_broadcast": ("broadcast",),
+    "collectives": (
+        "all_gather",
+        "all_to_all",
+        "axis_index",
+        "axis_size",
+        "local",
+        "pmax",
+        "pmean",
+        "pmin",
+        "ppermute",
+        "pshuffle",
+        "psum",
+        "psum_scatter",
+        "pswapaxes",
+    ),
+    "p2p": ("recv", "send"),
+    "session": ("initialize", "make_mesh", "shutdown"),
+    "spanning": ("sharded_cotangents",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AgreementError",
@@ -75,3 +116,15 @@ __all__ = [
     "shutdown",
     "world",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

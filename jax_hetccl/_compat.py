@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax._src import compiler, config, core, dispatch, distributed, effects
+from jax._src import compiler, config, core, dispatch, distributed, effects, source_info_util, xla_metadata_lib
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
-from jax._src import source_info_util, xla_metadata_lib
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import lax, parallel
 from jax._src.lax.control_flow import loops
@@ -287,9 +286,11 @@ class Lowering:
         assert isinstance(axis_context, SPMDAxisContext)
         self.mesh: AnyMesh = axis_context.mesh
         self.manual_axes = frozenset(axis_context.manual_axes)
-        self.shape: tuple[int, ...] = tuple(ctx.avals_in[0].shape)
-        self.out_shape: tuple[int, ...] = tuple(ctx.avals_out[0].shape)
-        self.dtype = np.dtype(ctx.avals_in[0].dtype)
+        self._in: Any = ctx.avals_in[0]
+        self._out: Any = ctx.avals_out[0]
+        self.shape: tuple[int, ...] = tuple(self._in.shape)
+        self.out_shape: tuple[int, ...] = tuple(self._out.shape)
+        self.dtype = np.dtype(self._in.dtype)
         self.name_stack = str(ctx.name_stack)
 
     @property
@@ -365,7 +366,7 @@ class Lowering:
         A custom call in a partly manual region is refused by the partitioner; nested, every axis is manual. Operand
         and result keep their own sharding over the further axes where their types know it (explicit axes).
         """
-        aval, out = self._ctx.avals_in[0], self._ctx.avals_out[0]
+        aval, out = self._in, self._out
         variant = {
             parallel.psum_invariant_p: parallel.psum_p,
             parallel.all_gather_invariant_p: parallel.all_gather_p,
@@ -385,7 +386,7 @@ class Lowering:
             return self._one(mlir.lower_fun(nested, multiple_results=False)(ctx, x))
 
     def _aval(self, shape: Sequence[int], dtype: Any) -> core.ShapedArray:
-        mesh = self._ctx.avals_in[0].sharding.mesh
+        mesh = self._in.sharding.mesh
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * len(shape)))
         return core.ShapedArray(tuple(shape), np.dtype(dtype), sharding=sharding)
 

@@ -140,9 +140,7 @@ def parse_clusters(value: Any) -> tuple[tuple[str, int], ...]:
         if not _NAME.match(str(name)):
             raise ValueError(f"cluster name {name!r}: letters, digits, _ . - and at most 32 of them")
         if not str(count).isdigit() or not 0 < int(count) <= _MAX_PROCESSES:
-            raise ValueError(
-                f"cluster {name}: the number of processes must be a positive integer, not {count!r}"
-            )
+            raise ValueError(f"cluster {name}: the number of processes must be a positive integer, not {count!r}")
         clusters.append((str(name), int(count)))
     if not clusters:
         raise ValueError("expected name:processes,name:processes,…")
@@ -206,9 +204,7 @@ def _flag(value: Any) -> bool:
 def _transport(value: Any) -> str:
     if value not in TRANSPORTS:
         near = difflib.get_close_matches(str(value), TRANSPORTS, 1)
-        raise ValueError(
-            f"expected one of {', '.join(TRANSPORTS)}" + (f"; did you mean {near[0]}?" if near else "")
-        )
+        raise ValueError(f"expected one of {', '.join(TRANSPORTS)}" + (f"; did you mean {near[0]}?" if near else ""))
     return value
 
 
@@ -250,9 +246,7 @@ def variables() -> dict[str, str]:
 def _listing() -> str:
     width = max(len(setting.env) for setting in _SETTINGS)
     lines = [f"  {setting.env:<{width}}  {setting.help}" for setting in _SETTINGS]
-    return "Valid settings (environment, or the argument of the same name in lower case):\n" + "\n".join(
-        lines
-    )
+    return "Valid settings (environment, or the argument of the same name in lower case):\n" + "\n".join(lines)
 
 
 def _gather(arguments: Mapping[str, Any], environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
@@ -299,9 +293,7 @@ def _resolve_place(values: dict[str, Any], problems: list[str]) -> None:
     elif cluster.isdigit() and int(cluster) < len(names):
         values["cluster"] = index = int(cluster)
     else:
-        problems.append(
-            f"cluster={cluster!r}: not one of the clusters {', '.join(names)}{_near(cluster, names)}"
-        )
+        problems.append(f"cluster={cluster!r}: not one of the clusters {', '.join(names)}{_near(cluster, names)}")
         values["cluster"] = _WRONG
         return
     count = clusters[index][1]
@@ -321,9 +313,7 @@ def _resolve_secret(values: dict[str, Any], problems: list[str]) -> None:
         try:
             given = values["secret"] = pathlib.Path(path).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            problems.append(
-                f"secret_file={path!r}: cannot be read ({getattr(error, 'strerror', None) or error})"
-            )
+            problems.append(f"secret_file={path!r}: cannot be read ({getattr(error, 'strerror', None) or error})")
             values["secret"] = _WRONG
             return
     if isinstance(given, str):

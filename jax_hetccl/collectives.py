@@ -104,9 +104,7 @@ def all_gather(
       >>> everyone = hetccl.all_gather(x, "data", tiled=True)
     """
     _require_spanning("all_gather", axis_name)
-    return jax.lax.all_gather(
-        x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, **kwargs
-    )
+    return jax.lax.all_gather(x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, **kwargs)
 
 
 def psum_scatter(
@@ -140,7 +138,13 @@ def psum_scatter(
 
 
 def all_to_all(
-    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, axis_index_groups: Any = None, tiled: bool = False
+    x: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Any = None,
+    tiled: bool = False,
 ) -> Any:
     """Transposes between ranks: ``jax.lax.all_to_all`` over the ranks of all clusters.
 
@@ -164,9 +168,7 @@ def all_to_all(
       >>> y = hetccl.all_to_all(x, "data", split_axis=0, concat_axis=1, tiled=True)
     """
     _require_spanning("all_to_all", axis_name)
-    return jax.lax.all_to_all(
-        x, axis_name, split_axis, concat_axis, axis_index_groups=axis_index_groups, tiled=tiled
-    )
+    return jax.lax.all_to_all(x, axis_name, split_axis, concat_axis, axis_index_groups=axis_index_groups, tiled=tiled)
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Any) -> Any:

@@ -96,9 +96,7 @@ class Channels(AcceptorHooks):
         try:
             member = self._control.members[self._owner[dst]]
             transport, fds = self._opener.open(member, src, dst, self._make_segment)
-            self._engine.add_channel(
-                local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds
-            )
+            self._engine.add_channel(local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds)
         except BaseException as error:
             with self._lock:
                 del self._outgoing[pair]  # the next call tries again

@@ -121,9 +121,7 @@ def ordinal(device: Device) -> int:
     return device.id if local is None else local
 
 
-def assemble(
-    control: ControlPlane, records: dict[int, Any]
-) -> tuple[tuple[ClusterInfo, ...], dict[int, int]]:
+def assemble(control: ControlPlane, records: dict[int, Any]) -> tuple[tuple[ClusterInfo, ...], dict[int, int]]:
     """Builds the clusters and the owner (member index) of every rank from all device records.
 
     Raises:
@@ -146,9 +144,7 @@ def assemble(
             for position in record["positions"]:
                 owner[first_rank + position] = member.index
         if len([rank for rank in owner if rank >= first_rank]) != first["total"]:
-            raise HetcclError(
-                f"cluster {members[0].cluster_name}: its processes do not own all of its devices"
-            )
+            raise HetcclError(f"cluster {members[0].cluster_name}: its processes do not own all of its devices")
         kinds = tuple(sorted({kind for member in members for kind in records[member.index]["kinds"]}))
         info = ClusterInfo(
             index, members[0].cluster_name, len(members), first["total"], first["platform"], kinds,

@@ -22,7 +22,7 @@ from jax_hetccl import _compat, exchange, plan, session
 from jax_hetccl._compat import ir
 from jax_hetccl._errors import ConfigError, UnsupportedError
 from jax_hetccl.decompose.common import unpacked
-from jax_hetccl.world import World
+from jax_hetccl._world import World
 
 Peers = int | str | Sequence[int | None]
 

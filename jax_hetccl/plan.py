@@ -69,10 +69,7 @@ def whole(groups: Groups, me: int, nbytes: int) -> Plan:
     plan = {}
     for j, rank in enumerate(mine):
         sends = tuple(
-            Range(peer, 0, 0, nbytes)
-            for c in others
-            for i, peer in enumerate(groups[c])
-            if i % len(mine) == j
+            Range(peer, 0, 0, nbytes) for c in others for i, peer in enumerate(groups[c]) if i % len(mine) == j
         )
         recvs = tuple(Range(groups[c][j % len(groups[c])], b, 0, nbytes) for b, c in enumerate(others))
         plan[rank] = RankPlan(sends, recvs)

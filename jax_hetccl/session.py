@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jax_hetccl import _compat, _native
-from jax_hetccl import world as world_lib
+from jax_hetccl import _world as world_lib
 from jax_hetccl._errors import HetcclError
 from jax_hetccl.spanning import SpanningHooks
 
@@ -18,7 +18,7 @@ _registered = False
 
 
 def initialize(**settings: Any) -> world_lib.World:
-    """Joins the world and makes its axes span; see :func:`jax_hetccl.world.initialize` for the settings.
+    """Joins the world and makes its axes span; see :func:`jax_hetccl._world.initialize` for the settings.
 
     Call it in every process of every cluster, before the first collective, as one calls
     ``jax.distributed.initialize``. Every setting can come from the environment instead (``HETCCL_*``), which is what

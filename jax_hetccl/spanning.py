@@ -15,12 +15,12 @@ from typing import Any
 from jax_hetccl import _compat
 from jax_hetccl._compat import AnyMesh, Lowering, ir
 from jax_hetccl._errors import UnsupportedError
+from jax_hetccl._world import World
 from jax_hetccl.agreement import Agreement
 from jax_hetccl.decompose import RULES
 from jax_hetccl.decompose.common import Site
 from jax_hetccl.exchange import START, Registry
 from jax_hetccl.ordering import module as ordering
-from jax_hetccl.world import World
 
 
 class SpanningHooks:

@@ -21,12 +21,12 @@ from meeting import SECRET, free_port
 from jax_hetccl import island
 from jax_hetccl._errors import AgreementError, ConfigError, HetcclError
 
-world = importlib.import_module("jax_hetccl.world")  # the package has a function of this name
+world = importlib.import_module("jax_hetccl._world")
 
 PREAMBLE = """
 import importlib, json, os, threading, time
 import jax
-w = importlib.import_module("jax_hetccl.world")  # the package has a function of this name
+w = importlib.import_module("jax_hetccl._world")
 from jax_hetccl._errors import HetcclError, PeerLostError
 
 def say(**facts):

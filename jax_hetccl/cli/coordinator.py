@@ -26,12 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="the address that all processes are given")
     parser.add_argument("--clusters", metavar="NAME:PROCESSES,...", help="all clusters in rank order")
-    parser.add_argument(
-        "--secret-file", metavar="FILE", help="the job's secret, as `hetccl secret --out` wrote it"
-    )
-    parser.add_argument(
-        "--bind", metavar="ADDRESS", help="listen on this local address, if it is another one"
-    )
+    parser.add_argument("--secret-file", metavar="FILE", help="the job's secret, as `hetccl secret --out` wrote it")
+    parser.add_argument("--bind", metavar="ADDRESS", help="listen on this local address, if it is another one")
     parser.set_defaults(run=run, parser=parser)
 
 

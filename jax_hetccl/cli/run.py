@@ -33,9 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--cluster", action="append", default=[], metavar=FORM, help="once per cluster, in rank order"
-    )
+    parser.add_argument("--cluster", action="append", default=[], metavar=FORM, help="once per cluster, in rank order")
     parser.add_argument(
         "--python",
         action="append",
@@ -55,9 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--grace", type=seconds, default=10.0, metavar="S", help="time from SIGTERM or Ctrl-C to SIGKILL (10)"
     )
     parser.add_argument("--time-limit", type=seconds, metavar="S", help="stop everything after this time")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each process runs"
-    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each process runs")
     parser.set_defaults(run=run, parser=parser)
 
 

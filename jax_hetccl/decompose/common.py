@@ -185,9 +185,7 @@ class Order:
     def join(self, site: Site, blocks: Sequence[ir.Value]) -> ir.Value:
         """All rows ``[total, m]`` out of the clusters' blocks ``[members, m]``."""
         m = shape_of(blocks[0])[1]
-        parts = [
-            site.reshape(b, self.before, n, self.after * m) for b, n in zip(blocks, self.spans, strict=True)
-        ]
+        parts = [site.reshape(b, self.before, n, self.after * m) for b, n in zip(blocks, self.spans, strict=True)]
         return site.reshape(hlo.concatenate(parts, 1), self.total, m)
 
 
@@ -196,7 +194,9 @@ def shape_of(x: ir.Value) -> list[int]:
 
 
 # Exponent and mantissa bits of the narrow float types that reduce_precision knows how to round to.
-_IEEE_LIKE = {np.dtype(t): (jnp.finfo(t).nexp, jnp.finfo(t).nmant) for t in (jnp.bfloat16, jnp.float16, jnp.float8_e5m2)}
+_IEEE_LIKE = {
+    np.dtype(t): (jnp.finfo(t).nexp, jnp.finfo(t).nmant) for t in (jnp.bfloat16, jnp.float16, jnp.float8_e5m2)
+}
 
 
 def is_packed(dtype: np.dtype) -> bool:

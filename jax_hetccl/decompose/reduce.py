@@ -140,7 +140,9 @@ def _grouped(site: Site, x: ir.Value, dtype: np.dtype, groups: Sequence[Sequence
             total, seen = value, takes
         else:
             both = _combiner(site)(total, value)
-            total = site.lowering.pick(seen & takes, both, site.lowering.pick(takes, value, total, site.axes), site.axes)
+            total = site.lowering.pick(
+                seen & takes, both, site.lowering.pick(takes, value, total, site.axes), site.axes
+            )
             seen = seen | takes
     assert total is not None
     return site.rounded(total, site.lowering.dtype)

@@ -117,12 +117,8 @@ def check_replicas(processes: Mapping[str, ProcessRecord]) -> Check:
     reference_name, reference = next(iter(losses.items()))
     for name, values in losses.items():
         if values != reference:
-            step = next(
-                (i for i, (a, b) in enumerate(zip(reference, values, strict=False)) if a != b), len(values)
-            )
-            return Check(
-                "replicas", False, f"loss of step {step} differs between {reference_name} and {name}"
-            )
+            step = next((i for i, (a, b) in enumerate(zip(reference, values, strict=False)) if a != b), len(values))
+            return Check("replicas", False, f"loss of step {step} differs between {reference_name} and {name}")
     return Check("replicas", True, f"{len(first)} parameters bit-identical on {len(devices)} devices")
 
 
@@ -131,7 +127,5 @@ def check_curves(losses: Sequence[float], reference: Sequence[float]) -> Check:
     if len(losses) != len(reference):
         return Check("curves", False, f"{len(losses)} steps against {len(reference)} in the reference")
     differences = [abs(a - b) for a, b in zip(losses, reference, strict=True)]
-    good = all(
-        difference <= CURVE_TOLERANCE for difference in differences
-    )  # false for a NaN; max() may drop it
+    good = all(difference <= CURVE_TOLERANCE for difference in differences)  # false for a NaN; max() may drop it
     return Check("curves", good, f"{max(differences):.1e} (at most {CURVE_TOLERANCE:.0e})")

@@ -115,9 +115,7 @@ class Demo:
             TimeElapsedColumn(),
         )
         # Drawn from the supervisor's tick and not by a thread, so that output stays in order.
-        return Progress(
-            *columns, TextColumn("{task.fields[note]}"), console=self._console, auto_refresh=False
-        )
+        return Progress(*columns, TextColumn("{task.fields[note]}"), console=self._console, auto_refresh=False)
 
     def _train(
         self, title: str, plans: Sequence[ProcessPlan], reports: Path, progress: Progress

@@ -23,14 +23,11 @@ def main() -> None:
     sys.modules[_NAME] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     corpus, options, records, training = (
-        importlib.import_module(f"{_NAME}.{module}")
-        for module in ("corpus", "options", "records", "training")
+        importlib.import_module(f"{_NAME}.{module}") for module in ("corpus", "options", "records", "training")
     )
     given = options.parse()
     reporter = records.Reporter(given.reports / "reference-0.jsonl")
-    trainer = training.Trainer(
-        corpus.Corpus.load(given.corpus), training.Share(0, given.rows_per_device), seed=0
-    )
+    trainer = training.Trainer(corpus.Corpus.load(given.corpus), training.Share(0, given.rows_per_device), seed=0)
     reporter.train(trainer, given.steps)
     if "jax_hetccl" in sys.modules:
         raise RuntimeError("the reference must not use jax_hetccl, but something imported it")

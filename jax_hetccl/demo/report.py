@@ -60,9 +60,7 @@ def summarize(
     step_seconds = max(sum(record.seconds[1:]) for record in processes.values())
     repetitions, reduction_seconds = max(record.reductions for record in processes.values())
     steps = traffic.between(processes, "first step", "last step", len(losses) - 1, step_seconds)
-    reductions = traffic.between(
-        processes, "reductions start", "reductions end", repetitions, reduction_seconds
-    )
+    reductions = traffic.between(processes, "reductions start", "reductions end", repetitions, reduction_seconds)
     return Summary(clusters, processes, reference, checks, steps, reductions, seconds)
 
 
@@ -119,9 +117,7 @@ def results_table(summary: Summary, picture: Path, figures: Path) -> Table:
     table.add_section()
     sent = ", ".join(f"{name} {sent / 1e6:.1f}" for name, sent in summary.steps.sent.items())
     steps, reductions = summary.steps, summary.reductions
-    table.add_row(
-        "bytes between clusters", f"{steps.total / 1e6:.1f} MB in {steps.messages} messages (sent: {sent})"
-    )
+    table.add_row("bytes between clusters", f"{steps.total / 1e6:.1f} MB in {steps.messages} messages (sent: {sent})")
     table.add_row(
         "rate, whole steps",
         f"{steps.gigabytes_per_second:.3f} GB/s, both directions, over the wall time of the steps "
@@ -163,9 +159,7 @@ def plot(summary: Summary, path: Path) -> None:
     figure = Figure(figsize=(8, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     losses, reference = summary.losses, summary.reference.losses
-    names = " + ".join(
-        f"{cluster.name} ({cluster.processes * cluster.devices})" for cluster in summary.clusters
-    )
+    names = " + ".join(f"{cluster.name} ({cluster.processes * cluster.devices})" for cluster in summary.clusters)
     upper.plot(
         reference,
         color="0.6",

@@ -40,9 +40,7 @@ class Traffic:
         return self.total / self.seconds / 1e9
 
 
-def between(
-    processes: Mapping[str, ProcessRecord], start: str, end: str, repetitions: int, seconds: float
-) -> Traffic:
+def between(processes: Mapping[str, ProcessRecord], start: str, end: str, repetitions: int, seconds: float) -> Traffic:
     """What the counters gained between two marks.
 
     Args:
@@ -56,7 +54,5 @@ def between(
         name: record.traffic[end]["bytes_sent"] - record.traffic[start]["bytes_sent"]
         for name, record in processes.items()
     }
-    messages = sum(
-        record.traffic[end]["messages"] - record.traffic[start]["messages"] for record in processes.values()
-    )
+    messages = sum(record.traffic[end]["messages"] - record.traffic[start]["messages"] for record in processes.values())
     return Traffic(sent, messages, repetitions, seconds)

@@ -68,9 +68,7 @@ def platform_environ(environ: Mapping[str, str], platform: str, devices: int, fi
     return {"JAX_PLATFORMS": f"{platform},cpu", variable: ",".join(wanted)}
 
 
-def _command(
-    command: Sequence[str], cluster: str, pythons: Mapping[str, str], python: str
-) -> tuple[str, ...]:
+def _command(command: Sequence[str], cluster: str, pythons: Mapping[str, str], python: str) -> tuple[str, ...]:
     if command[0] in _PYTHON_WORDS:
         return (pythons.get(cluster, python), *command[1:])
     if cluster in pythons:
@@ -139,7 +137,5 @@ def plan_processes(
 
 def redact(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables worth showing a user, without the secret."""
-    shown = {
-        key: value for key, value in environ.items() if re.match(r"HETCCL_|JAX_PLATFORMS|XLA_FLAGS", key)
-    }
+    shown = {key: value for key, value in environ.items() if re.match(r"HETCCL_|JAX_PLATFORMS|XLA_FLAGS", key)}
     return {key: "***" if key == "HETCCL_SECRET" else value for key, value in shown.items()}

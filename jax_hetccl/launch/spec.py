@@ -12,9 +12,7 @@ from jax_hetccl._errors import ConfigError
 
 PLATFORMS = ("cpu", "cuda", "rocm")
 FORM = "NAME=PROCESSESxDEVICES[@PLATFORM]"
-_CLUSTER = re.compile(
-    r"(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,31})=(?P<processes>\d+)x(?P<devices>\d+)(@(?P<platform>.*))?"
-)
+_CLUSTER = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,31})=(?P<processes>\d+)x(?P<devices>\d+)(@(?P<platform>.*))?")
 
 
 class LaunchError(ConfigError):
@@ -76,9 +74,7 @@ def parse_cluster(text: str, platform: str = "cpu") -> ClusterSpec:
             f"'.', starting with a letter, and PLATFORM one of {', '.join(PLATFORMS)}, e.g. "
             "--cluster left=1x2 --cluster right=2x1@cpu"
         )
-    return ClusterSpec(
-        match["name"], int(match["processes"]), int(match["devices"]), match["platform"] or platform
-    )
+    return ClusterSpec(match["name"], int(match["processes"]), int(match["devices"]), match["platform"] or platform)
 
 
 def parse_clusters(texts: Sequence[str], platform: str = "cpu") -> tuple[ClusterSpec, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +21,9 @@ import numpy as np
 from jax_hetccl import _compat, exchange
 from jax_hetccl._compat import hlo, ir, sdy
 from jax_hetccl._errors import UnsupportedError
+from jax_hetccl._world import World
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
-from jax_hetccl.world import World
 
 # Cheap operations that may move up with the exchange they feed; the ones a decomposition puts in front of it.
 _LIGHT = {
@@ -132,11 +133,11 @@ class _Pass:
         return chain
 
     def segment(self, ops: Sequence[ir.Operation], end: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
-        producers = {v: i for i, op in enumerate(ops) for v in op.results}
+        producers = {v: i for i, op in enumerate(ops) for v in exchange.values(op)}
         items = [self.item(op, producers) for op in ops]
         bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
         steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
-        started: dict[tuple[int, ...], _Started] = {}
+        started: dict[tuple[int, ...], _Bucket] = {}
         for step in steps:
             match step:
                 case Run(i):
@@ -151,32 +152,30 @@ class _Pass:
                         chain = self.done([ops[i] for i in bucket], started.pop(bucket), chain)
         return chain
 
-    def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Started]:
+    def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Bucket]:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
         teach(self.world, spec)
         if spec.stream is None:  # the other clusters' programs need not have the streams of this one
             self.lines.append(f"{spec.wire_id:016x}")
-        sends = [v for m in markers for v in m.operands]  # one value may be sent by several
+        sends = [v for m in markers for v in m.operands]
         types = [v.type for m in markers for v in list(m.results)[: len(m.results) - len(m.operands)]]
+        # A sent value that no compiler can compute again stands for itself; the others pass through the start. Nothing
+        # is computed from what a stream sends, and to pass it through would copy it where it is used elsewhere.
+        kept = [i for i, v in enumerate(sends) if spec.stream is None and not rewrite.is_settled(v)]
         where = ir.Location.name(spec.text, childLoc=markers[0].location)  # the name that profiles show
         with where:
-            op, chain, ticket, buffers = exchange.emit_start(spec, chain, sends, types)
-        self.emitted(spec, op)
-        return chain, _Started(spec, ticket, buffers, sends, where)
+            started = exchange.emit_start(spec, chain, sends, kept, types)
+        self.emitted(spec, started.op)
+        return started.chain, _Bucket(spec, started, where)
 
-    def done(self, markers: Sequence[ir.Operation], started: _Started, chain: ir.Value) -> ir.Value:
-        # A sent value that no compiler can compute again stands for itself; the others come out of the exchange.
-        own = started.spec.stream is None  # nothing is computed from what a stream sends
-        kept = list(dict.fromkeys(v for v in started.sends if own and not rewrite.is_settled(v)))
-        others = [v for v in started.sends if v not in kept]
-        with started.where:
-            op, chain, through = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, kept, others)
-        self.emitted(started.spec, op)
-        buffers = iter(through)
-        received = [[next(buffers) for _ in range(len(m.results) - len(m.operands))] for m in markers]
-        same = dict(zip(kept, buffers, strict=True))
-        for marker, new in zip(markers, received, strict=True):
-            new += [same.get(v, v) for v in marker.operands]
+    def done(self, markers: Sequence[ir.Operation], bucket: _Bucket, chain: ir.Value) -> ir.Value:
+        with bucket.where:
+            op, chain, buffers = exchange.emit_done(bucket.spec, chain, bucket.started)
+        self.emitted(bucket.spec, op)
+        received, sent = iter(buffers), iter(bucket.started.sends)
+        for marker in markers:
+            new = [next(received) for _ in range(len(marker.results) - len(marker.operands))]
+            new += [next(sent) for _ in marker.operands]
             for old, value in zip(marker.results, new, strict=True):
                 old.replace_all_uses_with(value)
             marker.erase()
@@ -293,11 +292,10 @@ class _Pass:
         flag = hlo.slice(chain, [last], [last + 1], [1])
         if self.partitions == 1:
             return flag
-        groups = ir.DenseElementsAttr.get(np.arange(self.partitions, dtype=np.int64).reshape(1, -1))
+        everyone: Any = np.arange(self.partitions, dtype=np.int64).reshape(1, -1)
+        groups = ir.DenseElementsAttr.get(everyone)
         handle = hlo.ChannelHandle.get(_compat.COLLECTIVE_CHANNEL, _compat.DEVICE_TO_DEVICE)
-        op = hlo.AllReduceOp(
-            [flag.type], [flag], groups, channel_handle=handle, use_global_device_ids=ir.BoolAttr.get(True)
-        )
+        op = hlo.AllReduceOp([flag.type], [flag], groups, channel_handle=handle, use_global_device_ids=True)
         scalar = ir.RankedTensorType.get([], ir.RankedTensorType(flag.type).element_type)
         reducer = op.regions[0].blocks.append(scalar, scalar)
         with ir.InsertionPoint(reducer):
@@ -320,7 +318,10 @@ class _Pass:
 
         def visit(op: ir.Operation) -> None:
             for inner in list(rewrite.inner(op)):
-                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in (_compat.REGION_BEGIN, _compat.REGION_END):
+                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in (
+                    _compat.REGION_BEGIN,
+                    _compat.REGION_END,
+                ):
                     inner.erase()
                 elif len(inner.regions):
                     visit(inner)
@@ -329,11 +330,9 @@ class _Pass:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Started:
+class _Bucket:
     spec: exchange.Exchange
-    ticket: ir.Value
-    buffers: list[ir.Value]
-    sends: list[ir.Value]
+    started: exchange.Started
     where: ir.Location
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jax_hetccl import _compat, exchange
 from jax_hetccl._compat import ir, sdy
@@ -124,7 +125,9 @@ def extend_signature(function: ir.Operation) -> None:
     )
     for name in ("arg_attrs", "res_attrs"):
         if name in function.attributes:
-            function.attributes[name] = ir.ArrayAttr.get([*ir.ArrayAttr(function.attributes[name]), ir.DictAttr.get({})])
+            function.attributes[name] = ir.ArrayAttr.get(
+                [*ir.ArrayAttr(function.attributes[name]), ir.DictAttr.get({})]
+            )
 
 
 def replicated_too(shardings: ir.Attribute) -> ir.Attribute:
@@ -155,7 +158,8 @@ def mesh_axes(op: ir.Operation, module: ir.Module) -> dict[str, int]:
 
 def is_full(op: ir.Operation, module: ir.Module) -> bool:
     """Whether a manual computation leaves nothing to the partitioner."""
-    manual = set(sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+    axes: Any = sdy.ManualAxesAttr(op.attributes["manual_axes"])
+    manual = set(axes)
     return math.prod(size for axis, size in mesh_axes(op, module).items() if axis not in manual) == 1
 
 

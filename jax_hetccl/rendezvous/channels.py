@@ -139,9 +139,7 @@ class Opener:
         addresses.set_keepalive(sock)
         return sock
 
-    def _open_shm(
-        self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]]
-    ) -> list[int]:
+    def _open_shm(self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]]) -> list[int]:
         with contextlib.ExitStack() as undo:
             sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             sock.settimeout(DIAL_S)

@@ -90,9 +90,7 @@ class ControlPlane:
             self._condition.notify_all()
         os.eventfd_write(self._wake, 1)
 
-    def collect(
-        self, key: str, members: Sequence[int] | None = None, timeout: float = 60.0
-    ) -> dict[int, Any]:
+    def collect(self, key: str, members: Sequence[int] | None = None, timeout: float = 60.0) -> dict[int, Any]:
         """Waits until each of `members` (default: all) has published `key`.
 
         Returns:

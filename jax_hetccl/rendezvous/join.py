@@ -141,9 +141,7 @@ class _Joiner:
         while (now := time.monotonic()) < deadline:
             if now - report > _REPORT_EVERY:
                 report = now
-                _log.warning(
-                    "%s waits since %.0f s: %s", self._config.member_name, now - started, self._why()
-                )
+                _log.warning("%s waits since %.0f s: %s", self._config.member_name, now - started, self._why())
             try:
                 self._socket.send(self._request, zmq.NOBLOCK)
             except zmq.Again:
@@ -223,9 +221,7 @@ def _reach_everybody(control: ControlPlane, deadline: float) -> None:
         control.collect("join/hello", timeout=left)
     except HetcclError as error:
         unreachable = [
-            f"{m.name} at {m.record['control']}"
-            for m in control.members
-            if not control.ever_connected(m.index)
+            f"{m.name} at {m.record['control']}" for m in control.members if not control.ever_connected(m.index)
         ]
         if not unreachable:
             raise RendezvousError(f"all members met, then: {error}") from None

@@ -31,9 +31,7 @@ class Gate:
     def handle(self) -> None:
         """Answers all waiting requests; never blocks."""
         while self.socket.poll(0):
-            version, request, _domain, address, _routing, mechanism, *credentials = (
-                self.socket.recv_multipart()
-            )
+            version, request, _domain, address, _routing, mechanism, *credentials = self.socket.recv_multipart()
             name = None
             if mechanism == b"CURVE" and len(credentials) == 1:
                 name = self.admitted.get(z85.encode(credentials[0]))

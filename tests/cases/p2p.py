@@ -257,6 +257,23 @@ def by_name(env: Env) -> Any:
     return DONE
 
 
+@case("p2p-even", vma=OFF)
+def order_of_the_mesh(env: Env) -> Any:
+    """Peers are in the order of the mesh, also where another mesh of the same shape has another order."""
+    from jax_hetccl import recv, send
+
+    side, x = Side(env), Side(env).rows(True, 4)
+    turned = Side(env)
+    turned.mesh = Mesh(np.array(side.devices[::-1]), (S,), axis_types=(jax.sharding.AxisType.Auto,))
+    for at in (side, turned, side, turned):
+        if side.left:
+            at.smap(lambda x: send(x, to=side.peers)[None])(at.put(x))
+        else:
+            got = at.smap(lambda x: recv(x, source=side.peers))(at.put(x * 0))
+            side.arrived(got, x if at is side else x[::-1])
+    return DONE
+
+
 @case("p2p", vma=BOTH)
 def beside_collectives(env: Env) -> Any:
     """Programs that differ in their sends agree on their collectives; both use the same pairs of ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.case import Case
 from harness.layout import Layout
-from harness.pool import Pool, Run, WorkerGone
+from harness.pool import Pool, Run, WorkerGoneError
 
 
 def run_asserted(pool: Pool, layout: str, transport: str, case: Case, vma: bool) -> None:
@@ -15,7 +15,7 @@ def run_asserted(pool: Pool, layout: str, transport: str, case: Case, vma: bool)
     world = pool.world(Layout.parse(layout), transport)
     try:
         replies = world.run(Run(case, vma))
-    except WorkerGone:
+    except WorkerGoneError:
         pool.discard()
         raise
     wrong = [f"{r.label}: {r.error['trace']}" for r in replies if r.error]

@@ -18,8 +18,11 @@ void Channel::CheckPeer(const transport::Endpoint& endpoint, const Exchange* nee
   const transport::PeerState state = endpoint.peer();
   if (state == transport::PeerState::kAlive) return;
   if (state == transport::PeerState::kGoodbye && needed_by == nullptr) return;
+  // An idle channel may be the first to notice, while another one with this peer is in use.
+  const std::string operation =
+      needed_by ? OperationName(*needed_by) : context_->operation_with(peer_rank_);
   std::string text = "lost " + PeerName() + " at " + LocalName();
-  text += needed_by ? " during " + OperationName(*needed_by) : " while no operation was under way";
+  text += operation.empty() ? " while no operation was under way" : " during " + operation;
   if (state == transport::PeerState::kGoodbye) {
     text += ": it has left the world (shut down or ended) before this operation";
   } else {

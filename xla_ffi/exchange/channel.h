@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,6 +38,9 @@ struct ChannelContext {
   const Bounds bounds;
   Directory directory;
   FailureState failure;
+  // The oldest operation under way with this peer, on whatever channel; empty if there is none. Set
+  // once, before any channel exists; takes the channels' locks, so call it without one.
+  std::function<std::string(uint32_t peer_rank)> operation_with;
 };
 
 // Counts the exchanges of a (program, index): both sides count alike, so the count tells runs of
@@ -79,6 +83,8 @@ class Channel : public proxy::Task {
   virtual void FailAll() = 0;
   // One line for each part that is queued or moving. Any thread.
   virtual void Describe(std::vector<std::string>* lines) const = 0;
+  // The oldest operation that is queued or moving; empty if there is none. Any thread.
+  virtual std::string OldestOperation() const = 0;
   // Ends what FailAll left to the proxy thread and says goodbye to the peer. Requires FailAll and
   // that no proxy thread runs any more.
   virtual void Shutdown() = 0;

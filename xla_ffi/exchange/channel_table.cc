@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string>
 #include <thread>
 
 namespace hetccl {
@@ -10,9 +9,9 @@ namespace hetccl {
 ChannelTable::ChannelTable(std::shared_ptr<ChannelContext> context, int proxy_threads,
                            Duration spin)
     : context_(std::move(context)) {
+  context_->operation_with = [this](uint32_t peer_rank) { return OperationWith(peer_rank); };
   for (int i = 0; i < proxy_threads; ++i) {
-    proxies_.push_back(
-        std::make_unique<proxy::Proxy>("hetccl-proxy-" + std::to_string(i), spin));
+    proxies_.push_back(std::make_unique<proxy::Proxy>("hetccl-proxy-" + std::to_string(i), spin));
   }
 }
 
@@ -102,6 +101,14 @@ std::vector<std::shared_ptr<Channel>> ChannelTable::All() const {
   for (auto& channel : AllOutgoing()) all.push_back(std::move(channel));
   for (auto& channel : AllIncoming()) all.push_back(std::move(channel));
   return all;
+}
+
+std::string ChannelTable::OperationWith(uint32_t peer_rank) const {
+  for (const std::shared_ptr<Channel>& channel : All()) {
+    if (channel->peer_rank() != peer_rank) continue;
+    if (std::string operation = channel->OldestOperation(); !operation.empty()) return operation;
+  }
+  return "";
 }
 
 int ChannelTable::Shutdown(TimePoint deadline) {

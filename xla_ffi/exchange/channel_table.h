@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,7 @@ class ChannelTable {
   using Key = std::pair<uint32_t, uint32_t>;  // local rank, peer rank
 
   void Start(const std::shared_ptr<Channel>& channel);
+  std::string OperationWith(uint32_t peer_rank) const;
 
   const std::shared_ptr<ChannelContext> context_;
   mutable std::mutex mutex_;

@@ -121,12 +121,14 @@ TEST_P(EngineTest, ScattersRangesOfSeveralBuffersAndZeroesTheRest) {
   Ticket sent, received;
   ASSERT_TRUE(world.engine(1).Start(receive, &received).ok());
   ASSERT_TRUE(world.engine(0).Start(send, &sent).ok());
-  auto exchange = world.engine(1).Take(received.id);
-  ASSERT_NE(exchange, nullptr);
-  std::promise<bool> promise;
-  bool failed = false;
-  if (exchange->Await([&](bool f) { promise.set_value(f); }, &failed)) promise.set_value(failed);
-  EXPECT_FALSE(promise.get_future().get());
+  for (auto& [rank, ticket] : {std::pair(0, sent), std::pair(1, received)}) {
+    auto exchange = world.engine(rank).Take(ticket.id);
+    ASSERT_NE(exchange, nullptr);
+    std::promise<bool> promise;
+    bool failed = false;
+    if (exchange->Await([&](bool f) { promise.set_value(f); }, &failed)) promise.set_value(failed);
+    EXPECT_FALSE(promise.get_future().get());
+  }
   EXPECT_EQ(a, (std::vector<float>{0, 1, 2, 0}));
   EXPECT_EQ(b, (std::vector<float>{5}));
 }
@@ -196,8 +198,7 @@ TEST(EngineStart, RefusesWhatCannotWork) {
   request.sends = request.receives = {{reinterpret_cast<std::byte*>(small.data()), 12}};
   EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("outside"), std::string::npos);
   ASSERT_TRUE(world.engine(0).Close(std::chrono::seconds(5)).ok());
-  EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("shut down"),
-            std::string::npos);
+  EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("shut down"), std::string::npos);
 }
 
 TEST(EngineTake, HandsOutAnExchangeOnce) {

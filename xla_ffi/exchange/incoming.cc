@@ -41,9 +41,8 @@ void IncomingChannel::Post(std::shared_ptr<Exchange> exchange, transport::Mutabl
 
 Expected IncomingChannel::ExpectedOf(const Part& part) const {
   const Exchange& exchange = *part.exchange;
-  return {context_->epoch, exchange.program(),        exchange.index(),
-          part.occurrence, exchange.plan().wire_id(), part.bytes,
-          &exchange.plan().text()};
+  return {context_->epoch,           exchange.program(), exchange.index(),       part.occurrence,
+          exchange.plan().wire_id(), part.bytes,         &exchange.plan().text()};
 }
 
 Status IncomingChannel::Mismatch(const WireHeader& head, const Part& part) const {
@@ -196,6 +195,12 @@ void IncomingChannel::Describe(std::vector<std::string>* lines) const {
   };
   if (current_) line(*current_, moved_.load(std::memory_order_relaxed));
   for (const Part& part : posted_) line(part, 0);
+}
+
+std::string IncomingChannel::OldestOperation() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (current_) return OperationName(*current_->exchange);
+  return posted_.empty() ? "" : OperationName(*posted_.front().exchange);
 }
 
 void IncomingChannel::Shutdown() {

@@ -35,6 +35,7 @@ class IncomingChannel final : public Channel {
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;
   void Describe(std::vector<std::string>* lines) const override;
+  std::string OldestOperation() const override;
   void Shutdown() override;
   bool Drained() override { return receiver_ == nullptr || receiver_->Drained(); }
 

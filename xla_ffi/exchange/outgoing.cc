@@ -95,7 +95,8 @@ void OutgoingChannel::CheckDeadlines(TimePoint now) {
     if (!current_ || broken_.load(std::memory_order_relaxed)) return;
     const bool begun = begun_.load(std::memory_order_relaxed);
     const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
-    const TimePoint since = std::max({current_->posted, idle_since_, begun ? progress : TimePoint()});
+    const TimePoint since =
+        std::max({current_->posted, idle_since_, begun ? progress : TimePoint()});
     const Bounds& bounds = context_->bounds;
     if (now - since < (begun ? bounds.progress : bounds.arrival)) return;
     timeout = Timeout(*current_->exchange, "sent", "to", current_->header.payload_bytes,
@@ -127,6 +128,12 @@ void OutgoingChannel::Describe(std::vector<std::string>* lines) const {
   };
   if (current_) line(*current_, moved_.load(std::memory_order_relaxed));
   for (const Part& part : queue_) line(part, 0);
+}
+
+std::string OutgoingChannel::OldestOperation() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (current_) return OperationName(*current_->exchange);
+  return queue_.empty() ? "" : OperationName(*queue_.front().exchange);
 }
 
 void OutgoingChannel::Shutdown() {

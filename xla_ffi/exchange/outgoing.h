@@ -29,6 +29,7 @@ class OutgoingChannel final : public Channel {
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;
   void Describe(std::vector<std::string>* lines) const override;
+  std::string OldestOperation() const override;
   void Shutdown() override;
   bool Drained() override { return sender_->Drained(); }
 

@@ -40,7 +40,9 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
     names = [c.name for c in world.clusters]
     index = names.index(root) if root in names else root
     if not isinstance(index, int) or not 0 <= index < len(names):
-        raise ConfigError(f"broadcast: no cluster {root!r}; the clusters are {', '.join(names)} (0 to {len(names) - 1})")
+        raise ConfigError(
+            f"broadcast: no cluster {root!r}; the clusters are {', '.join(names)} (0 to {len(names) - 1})"
+        )
     leaves, treedef = jax.tree.flatten(tree)
     mesh = world_mesh()
     everywhere = NamedSharding(mesh, PartitionSpec())

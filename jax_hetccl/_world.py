@@ -78,9 +78,7 @@ class World:
         self._monitor = FailureMonitor(engine, control)
         self._monitor.start()
         opener = channels.Opener(config, control)
-        self._channels = Channels(
-            engine, control, opener, acceptor, owner, self._monitor.report, make_segment
-        )
+        self._channels = Channels(engine, control, opener, acceptor, owner, self._monitor.report, make_segment)
 
     def rank_of_device(self, device: island.Device) -> int:
         """Returns the world rank of a device of this cluster."""
@@ -185,9 +183,7 @@ class World:
             ranks = self.ranks_of_cluster(info.index)
             here = " (here)" if info.index == self.cluster else ""
             kinds = f"{info.devices} {info.platform} ({', '.join(info.device_kinds)})"
-            table.add_row(
-                info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version
-            )
+            table.add_row(info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version)
         console = Console(file=io.StringIO(), width=100)
         console.print(table)
         return console.file.getvalue()  # type: ignore[attr-defined]
@@ -302,9 +298,7 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
     """Makes the native engine of this world."""
     from jax_hetccl import _native
 
-    return _native.Engine(
-        epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout
-    )
+    return _native.Engine(epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout)
 
 
 def native_segment() -> list[int]:
