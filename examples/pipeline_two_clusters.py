@@ -63,7 +63,7 @@ else:
     for i in range(STEPS):
         w, loss = jax.block_until_ready(train_last(w, jnp.zeros((ROWS, 16)), batch(i)[1]))
         losses.append(loss)
-        if i % 20 == 19:
+        if i % 20 == 0:
             print(f"step {i}: loss {float(loss):.4f}", flush=True)
     same = np.allclose(losses, on_one_device(STEPS), rtol=1e-4)
     print(f"losses equal those of one device: {same}", flush=True)

@@ -512,34 +512,35 @@ class Placed(Lowering):
     """An equation that is being lowered in a fully manual shard_map or in a program of one device.
 
     Attributes:
-      mesh: the mesh; None in a program of one device.
+      supported: whether it is.
+      mesh: the mesh; missing in a program of one device.
       device: that device.
     """
 
     def __init__(self, ctx: mlir.LoweringRuleContext, primitive: core.Primitive):
         axis_context = ctx.module_context.axis_context
-        self.device: jax.Device | None = None
+        self.device: Any = None
         self.supported = True
         if isinstance(axis_context, SPMDAxisContext):
             super().__init__(ctx, primitive, primitive.bind)
             self.supported = self.fully_manual
             return
         self._ctx, self._primitive = ctx, primitive
-        self.shape, self.dtype = tuple(ctx.avals_in[0].shape), np.dtype(ctx.avals_in[0].dtype)
+        aval: Any = ctx.avals_in[0]
+        self.shape, self.dtype = tuple(aval.shape), np.dtype(aval.dtype)
         self.name_stack = str(ctx.name_stack)
-        assignment = getattr(axis_context, "device_assignment", None)
-        self.supported = isinstance(axis_context, ShardingContext) and assignment is not None and len(assignment) == 1
-        if self.supported:
+        assignment = axis_context.device_assignment if isinstance(axis_context, ShardingContext) else None
+        if assignment is not None and len(assignment) == 1:
             self.device = assignment[0]
+        else:
+            self.supported = False
 
     @property
     def in_mesh(self) -> bool:
         return self.device is None
 
 
-def communicating_primitive(
-    name: str, *, scalar: bool, lower: Callable[..., ir.Value]
-) -> Callable[..., Any]:
+def communicating_primitive(name: str, *, scalar: bool, lower: Callable[..., ir.Value]) -> Callable[..., Any]:
     """Makes a primitive of one operand that is never dropped, merged or hoisted.
 
     Args:

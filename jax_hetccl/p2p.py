@@ -21,8 +21,8 @@ from jax import lax
 from jax_hetccl import _compat, exchange, plan, session
 from jax_hetccl._compat import ir
 from jax_hetccl._errors import ConfigError, UnsupportedError
-from jax_hetccl.decompose.common import unpacked
 from jax_hetccl._world import World
+from jax_hetccl.decompose.common import unpacked
 
 Peers = int | str | Sequence[int | None]
 
@@ -217,9 +217,7 @@ def _spec(op: str, at: _compat.Placed, peers: Sequence[int | None], stream: tupl
     )
 
 
-def _lower_send(
-    at: _compat.Placed, x: ir.Value, *, peers: tuple[int | None, ...], stream: tuple[str, ...]
-) -> ir.Value:
+def _lower_send(at: _compat.Placed, x: ir.Value, *, peers: tuple[int | None, ...], stream: tuple[str, ...]) -> ir.Value:
     exchange.emit(session.hooks().registry, _spec("send", at, peers, stream), [x], [])
     return _compat.constant(np.float32(0))
 

@@ -61,7 +61,9 @@ def test_types_say_along_which_axes_values_vary():
     seen = []
 
     def f(x):
-        seen.append((_compat.checks_vma(), _compat.varying_axes(x), _compat.varying_axes(x * 0 + jax.lax.axis_index("a"))))
+        seen.append(
+            (_compat.checks_vma(), _compat.varying_axes(x), _compat.varying_axes(x * 0 + jax.lax.axis_index("a")))
+        )
         return x
 
     for check in (True, False):
@@ -71,13 +73,17 @@ def test_types_say_along_which_axes_values_vary():
 
 
 def test_shard_map_has_one_transpose_rule():
-    tables = [t for t in (getattr(ad, "fancy_transposes", {}), ad.primitive_transposes) if shard_map_lib.shard_map_p in t]
+    tables = [
+        t for t in (getattr(ad, "fancy_transposes", {}), ad.primitive_transposes) if shard_map_lib.shard_map_p in t
+    ]
     assert len(tables) == 1
 
 
 def test_a_single_operand_travels_through_each_reduction():
     for name in _compat.DECOMPOSED:
-        assert not getattr(parallel, name).multiple_results, f"{name} became variadic; _compat._reduce expects one operand"
+        assert not getattr(parallel, name).multiple_results, (
+            f"{name} became variadic; _compat._reduce expects one operand"
+        )
 
 
 def test_lower_jaxpr_to_module_is_looked_up_in_its_module(monkeypatch):

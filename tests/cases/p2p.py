@@ -16,6 +16,7 @@ from harness.case import BOTH, OFF, case
 from harness.env import D, Env
 
 S = "stage"
+_ROWS = P(S)
 
 
 class Side:
@@ -32,17 +33,17 @@ class Side:
         other = env.sizes[0] if self.left else 0
         self.peers = [other + i if i < self.pairs else None for i in range(env.count)]
 
-    def smap(self, f: Callable[..., Any], in_specs: Any = P(S), out_specs: Any = P(S)) -> Callable[..., Any]:
-        return jax.jit(
-            jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=self.env.vma)
-        )
+    def smap(self, f: Callable[..., Any], in_specs: Any = _ROWS, out_specs: Any = _ROWS) -> Callable[..., Any]:
+        return jax.jit(jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=self.env.vma))
 
     def rows(self, of_left: bool, *shape: int, dtype: Any = np.float32) -> np.ndarray:
         """What each device of a side has: distinct, small multiples of 1/4, as ``[devices here, *shape]``."""
         values = np.arange(self.env.count * np.prod(shape, dtype=int)).reshape(self.env.count, *shape)
-        return np.asarray(jnp.asarray((values % 13 - 4) / (4 if dtype == np.float32 else 1) + 5 * of_left).astype(dtype))
+        return np.asarray(
+            jnp.asarray((values % 13 - 4) / (4 if dtype == np.float32 else 1) + 5 * of_left).astype(dtype)
+        )
 
-    def put(self, value: Any, spec: Any = P(S)) -> jax.Array:
+    def put(self, value: Any, spec: Any = _ROWS) -> jax.Array:
         return jax.device_put(value, NamedSharding(self.mesh, spec))
 
     def arrived(self, got: Any, sent: np.ndarray) -> None:
@@ -383,6 +384,7 @@ def gradients_of_replicated(env: Env) -> Any:
         got = jax.jit(jax.grad(lambda w: jnp.sum(f(w, side.put(x)))))(side.put(_W1, P()))
         _close(got, sum(g[0] for g in grads))
     else:
+
         def last(w: jax.Array, like: jax.Array, y: jax.Array) -> jax.Array:
             return jnp.mean((recv(like[0], source=side.peers) @ w - y[0]) ** 2)[None]
 
@@ -403,7 +405,9 @@ def gradients_of_microbatches(env: Env) -> Any:
     side = Side(env)
     x, y = _batch(6)
     device = side.devices[0]
-    loss, grads = jax.value_and_grad(lambda a, b: sum(_model(a, b, *z) for z in zip(x, y, strict=True)), (0, 1))(_W1, _W2)
+    loss, grads = jax.value_and_grad(lambda a, b: sum(_model(a, b, *z) for z in zip(x, y, strict=True)), (0, 1))(
+        _W1, _W2
+    )
     if side.left:
 
         def first(w: jax.Array) -> jax.Array:

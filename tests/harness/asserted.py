@@ -7,12 +7,19 @@ from harness.layout import Layout
 from harness.pool import Pool, Run, WorkerGoneError
 
 
-def run_asserted(pool: Pool, layout: str, transport: str, case: Case, vma: bool) -> None:
+def run_asserted(pool: Pool, layout: str, transport: str, case: Case, vma: bool, pythons: tuple[str, ...] = ()) -> None:
     """Fails with what any process raised, and with what is wrong with the world afterwards.
 
     A world that is not well is discarded.
+
+    Args:
+        pool: gives the world.
+        layout, transport: of the world.
+        case: what to run.
+        vma: the check_vma mode.
+        pythons: interpreter of each cluster; the current one where missing.
     """
-    world = pool.world(Layout.parse(layout), transport)
+    world = pool.world(Layout.parse(layout), transport, pythons=pythons)
     try:
         replies = world.run(Run(case, vma))
     except WorkerGoneError:
