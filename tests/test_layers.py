@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"decompose", "ordering"},
     {"spanning"},
     {"session"},
-    {"_broadcast", "collectives"},
+    {"_broadcast", "collectives", "p2p"},
     {""},  # the public names
     {"launch"},
     {"demo"},
