@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RendezvousError,
         UnsupportedError,
     )
+    from jax_hetccl._sync import sync
     from jax_hetccl._world import World, check, world
     from jax_hetccl.collectives import (
         all_gather,
@@ -61,6 +62,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "_world": ("World", "check", "world"),
     "_broadcast": ("broadcast",),
+    "_sync": ("sync",),
     "collectives": (
         "all_gather",
         "all_to_all",
@@ -110,6 +112,7 @@ __all__ = [
     "pswapaxes",
     "sharded_cotangents",
     "shutdown",
+    "sync",
     "world",
 ]
 
