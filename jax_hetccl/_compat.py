@@ -529,7 +529,9 @@ def _reporting(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def compile_or_get_cached(backend: Any, module: ir.Module, *args: Any, **kwargs: Any) -> Any:
         try:
-            result = stock(backend, module, *args, **kwargs)
+            # Partitioners call back into tracing; what they trace is one device's, whatever mesh is in force here.
+            with mesh_lib.use_abstract_mesh(mesh_lib.empty_abstract_mesh):
+                result = stock(backend, module, *args, **kwargs)
         except Exception as error:
             hooks.compile_failed(module, error)
             raise

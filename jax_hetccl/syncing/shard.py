@@ -48,7 +48,7 @@ class Shard:
         """The chain and the combined shards. ``arrays`` are the shards, and the weight if there is one."""
         self.index = _compat.local_index(DEVICES) if self.devices > 1 else np.int32(0)
         values: list[Array | None] = [None] * len(arrays)
-        weight: Array | None = None
+        weight: Array | None = None  # 1 / the sum of all weights
         step = 0
         for group in _rounds(self.spec):
             sends = [_opaque([self.outgoing(i, arrays) for i in bucket]) for bucket in group]
@@ -60,7 +60,8 @@ class Shard:
             for bucket, (theirs, own) in zip(group, received, strict=True):
                 found = {i: self.ordered(n, theirs, own) for n, i in enumerate(bucket)}
                 if len(arrays) - 1 in found and self.spec.weighted:
-                    weight = functools.reduce(lax.add, found.pop(len(arrays) - 1))
+                    total = functools.reduce(lax.add, found.pop(len(arrays) - 1))
+                    (weight,) = _opaque([lax.div(lax.full(total.shape, np.float32(1)), total)])
                 shared.append([self.combined(i, v, weight) for i, v in found.items()])
             if self.spec.owned:
                 chain, shared = self.copied(chain, steps, group, shared)
@@ -142,8 +143,9 @@ class Shard:
         dtype = self.spec.computes_in(i)
         total = functools.reduce(_COMBINE[self.spec.op], [lax.convert_element_type(v, dtype) for v in values])
         if self.spec.op == "mean":
-            by = jnp.asarray(self.spec.clusters, dtype) if weight is None else lax.reshape(weight, ())
-            total = lax.div(total, lax.broadcast(lax.convert_element_type(by, dtype), total.shape))
+            # Not a division: XLA replaces some by a multiplication, but not in every program.
+            by = jnp.asarray(1 / self.spec.clusters, dtype) if weight is None else lax.reshape(weight, ())
+            total = lax.mul(total, lax.broadcast(lax.convert_element_type(by, dtype), total.shape))
         to = self.spec.arrays[i].dtype
         if to != dtype and (bits := rounding(to)) is not None:
             total = lax.reduce_precision(total, *bits)
