@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_hetccl._barrier import barrier
     from jax_hetccl._broadcast import broadcast
     from jax_hetccl._errors import (
         AgreementError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         RendezvousError,
         UnsupportedError,
     )
+    from jax_hetccl._replicas import check_replicas
     from jax_hetccl._sync import sync
     from jax_hetccl._world import World, check, world
     from jax_hetccl.collectives import (
@@ -62,6 +64,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "_world": ("World", "check", "world"),
     "_broadcast": ("broadcast",),
+    "_barrier": ("barrier",),
+    "_replicas": ("check_replicas",),
     "_sync": ("sync",),
     "collectives": (
         "all_gather",
@@ -97,8 +101,10 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
+    "barrier",
     "broadcast",
     "check",
+    "check_replicas",
     "initialize",
     "local",
     "make_mesh",

@@ -25,16 +25,18 @@ LAYERS: list[set[str]] = [
     {"_world"},
     {"agreement"},
     {"decompose", "ordering"},
+    {"syncing"},
     {"spanning"},
     {"session"},
-    {"_broadcast", "collectives"},
+    {"_broadcast", "_barrier", "_sync", "collectives"},
+    {"_replicas"},
     {""},  # the public names
     {"launch"},
     {"demo"},
     {"cli"},
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
-PURE = ("plan", "ordering.schedule")
+PURE = ("plan", "ordering.schedule", "syncing.shares")
 
 
 def _group(module: str) -> str:
