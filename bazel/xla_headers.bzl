@@ -6,29 +6,27 @@ _WITH = """
 cc_library(
     name = "ffi",
     hdrs = glob(["include/xla/ffi/api/*.h"]),
-    # As a system directory: warnings in foreign headers are not ours.
-    copts = [],
+    # A system directory to the compiler: warnings in foreign headers are not ours.
     includes = ["include"],
     visibility = ["//visibility:public"],
 )
 """
 
 def _xla_headers_impl(ctx):
-    python = ctx.os.environ.get("HETCCL_PYTHON", "python3")
-    path = python if python.startswith("/") else ctx.which(python)
-    found = False
-    if path:
-        result = ctx.execute([path, "-c", _FIND])
-        include = result.stdout.strip()
-        if result.return_code == 0 and ctx.path(include + "/xla/ffi/api/ffi.h").exists:
-            ctx.symlink(include, "include")
-            found = True
+    include = ctx.os.environ.get("HETCCL_XLA_INCLUDE_DIR", "")
+    python = ctx.which("python3")
+    if not include and python:
+        result = ctx.execute([python, "-c", _FIND])
+        include = result.stdout.strip() if result.return_code == 0 else ""
+    found = include != "" and ctx.path(include + "/xla/ffi/api/ffi.h").exists
+    if found:
+        ctx.symlink(include, "include")
     ctx.file("BUILD.bazel", _WITH if found else "")
     ctx.file("defs.bzl", "HAVE_XLA_HEADERS = %s\n" % found)
 
 xla_headers = repository_rule(
     implementation = _xla_headers_impl,
-    environ = ["HETCCL_PYTHON", "PATH"],
+    environ = ["HETCCL_XLA_INCLUDE_DIR", "PATH"],
     local = True,
-    doc = "Looks for jaxlib in the Python that HETCCL_PYTHON names (default: python3).",
+    doc = "HETCCL_XLA_INCLUDE_DIR names the directory; without it, the jaxlib of python3 is used if there is one.",
 )

@@ -7,7 +7,10 @@ After that nothing waits: not tracing, not lowering, not compiling again.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import functools
+import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,12 @@ from jax_hetccl._compat import AnyMesh
 from jax_hetccl._errors import AgreementError, UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.exchange import fingerprint
+
+log = logging.getLogger(__name__)
+
+# A wait that is longer than this is worth a line: the others may be compiling, or not running this program.
+_NOTICE_S = 5.0
+_NOTICE = "waiting for the other clusters to trace over %s; a program of one cluster alone goes inside hetccl.local()"
 
 # An axis over every device of the world, for jax_hetccl's own programs. It needs no agreement.
 WORLD_AXIS = "hetccl_world"
@@ -89,8 +98,8 @@ class Agreement:
 
     def __init__(self, world: World):
         self._world = world
-        self._lock = threading.RLock()
-        self._views: dict[Any, MeshView] = {}
+        self._lock = threading.Lock()
+        self._views: dict[Any, concurrent.futures.Future[MeshView]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._meshes: dict[str, int] = {}
         self._devices: dict[Any, np.ndarray] = {}  # the last concrete mesh of each shape
@@ -114,17 +123,26 @@ class Agreement:
         key = (tuple(mesh.axis_names), tuple(mesh.axis_sizes))
         devices = self._concrete_devices(mesh)
         with self._lock:
-            if key not in self._views:
-                self._views[key] = self._agree(mesh)
-            view = self._views[key]
-            ranks = [self._world.rank_of_device(d) for d in devices.flat]
-            if ranks != [int(r) for r in view.ranks[view.cluster].flat]:
-                raise AgreementError(
-                    f"this mesh {dict(mesh.shape)} has its devices in the order of ranks {ranks}, but the clusters agreed "
-                    f"on {view.ranks[view.cluster].flatten().tolist()} for a mesh of these axes: the other clusters cannot "
-                    "see the change. Use one order of devices for all meshes of these axes, or other axis names."
-                )
-            return view
+            agreed, mine = self._views.get(key), concurrent.futures.Future()
+            if agreed is None:
+                self._views[key] = mine
+        if agreed is None:  # this thread agrees, and holds no lock while it waits
+            agreed = mine
+            try:
+                mine.set_result(self._agree(mesh))
+            except BaseException as error:
+                with self._lock:
+                    del self._views[key]
+                mine.set_exception(error)
+        view = agreed.result()
+        ranks = [self._world.rank_of_device(d) for d in devices.flat]
+        if ranks != [int(r) for r in view.ranks[view.cluster].flat]:
+            raise AgreementError(
+                f"this mesh {dict(mesh.shape)} has its devices in the order of ranks {ranks}, but the clusters agreed "
+                f"on {view.ranks[view.cluster].flatten().tolist()} for a mesh of these axes: the other clusters cannot "
+                "see the change. Use one order of devices for all meshes of these axes, or other axis names."
+            )
+        return view
 
     def _concrete_devices(self, mesh: AnyMesh) -> np.ndarray:
         """The devices of a mesh; an abstract one stands for the mesh in force, or the last one of its shape."""
@@ -159,15 +177,55 @@ class Agreement:
             "shape": [int(n) for n in mesh.axis_sizes],
             "ranks": [world.rank_of_device(d) for d in devices.flat],
         }
-        number = self._meshes.get(axis, 0)
-        self._meshes[axis] = number + 1
+        with self._lock:
+            number = self._meshes[axis] = self._meshes.get(axis, -1) + 1
         key = f"mesh/{axis}/{number}"
         world.control.publish(key, mine)
+        assumed = self._assumed(axis, mine)
+        if assumed is not None:
+            world.control.subscribe(key, functools.partial(self._compare, axis, assumed))
+            return self._checked(axis, assumed)
         first = {m.cluster: m.index for m in reversed(world.control.members)}  # each cluster's first process
         others = [i for c, i in first.items() if c != world.cluster]
-        answers = world.control.collect(key, others, world.config.arrival_timeout)
-        theirs = [mine if c.index == world.cluster else answers[first[c.index]] for c in world.clusters]
-        return self._checked(axis, theirs)
+        notice = threading.Timer(_NOTICE_S, log.warning, (_NOTICE, _show(mine)))
+        notice.name, notice.daemon = "hetccl-notice", True
+        notice.start()
+        try:
+            answers = world.control.collect(key, others, world.config.arrival_timeout)
+        finally:
+            notice.cancel()
+        return self._checked(axis, [mine if c == world.cluster else answers[first[c]] for c in range(len(first))])
+
+    def _assumed(self, axis: str, mine: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """What all clusters' meshes look like if the axis' size was given to ``initialize``: this cluster's axes over
+        all devices in order. None if that does not fit, or no size was given; then the clusters have to ask.
+
+        It makes tracing and lowering independent of the others; the layouts are compared when they arrive, and every
+        message names the layout that its sender had in mind.
+        """
+        world = self._world
+        at = mine["names"].index(axis)
+        further = math.prod(mine["shape"]) // mine["shape"][at]
+        result = []
+        for c in world.clusters:
+            if c.devices % further:
+                return None
+            shape = [*mine["shape"][:at], c.devices // further, *mine["shape"][at + 1 :]]
+            ranks = list(range(c.first_rank, c.first_rank + c.devices))
+            result.append({"names": mine["names"], "shape": shape, "ranks": ranks})
+        total = sum(c["shape"][at] for c in result)
+        return result if total == world.axes.get(axis) and result[world.cluster] == mine else None
+
+    def _compare(self, axis: str, assumed: Sequence[Mapping[str, Any]], member: int, key: str, theirs: Any) -> None:
+        cluster = self._world.control.members[member].cluster
+        if theirs != assumed[cluster]:
+            self._world.fail(
+                "agreement",
+                f"cluster {self._world.clusters[cluster].name!r} has the mesh {_show(theirs)} over ranks "
+                f"{theirs['ranks']} for the spanning axis {axis!r}, where {_show(assumed[cluster])} over ranks "
+                f"{assumed[cluster]['ranks']} was taken for granted from initialize(axes=...). Use meshes over all "
+                "devices in order, or initialize without a size.",
+            )
 
     def _checked(self, axis: str, all_clusters: Sequence[Mapping[str, Any]]) -> MeshView:
         world = self._world

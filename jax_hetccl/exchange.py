@@ -112,46 +112,58 @@ def emit(registry: Registry, exchange: Exchange, sends: Sequence[ir.Value], recv
     return list(op.results)
 
 
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A started exchange in the program: its operation, the chain behind it, the ticket for its done, the receive
+    buffers, and the sent buffers as the start leaves them."""
+
+    op: ir.Operation
+    chain: ir.Value
+    ticket: ir.Value
+    receives: list[ir.Value]
+    sends: list[ir.Value]
+
+
 def emit_start(
-    spec: Exchange, chain: ir.Value, sends: Sequence[ir.Value], recvs: Sequence[ir.Type]
-) -> tuple[ir.Operation, ir.Value, ir.Value, list[ir.Value]]:
+    spec: Exchange, chain: ir.Value, sends: Sequence[ir.Value], kept: Sequence[int], recvs: Sequence[ir.Type]
+) -> Started:
     """Emits the start of an exchange.
-
-    Returns:
-      The operation, the chain behind it, the ticket that its done takes, and the receive buffers.
-    """
-    results = [chain_type(), chain_type(), *recvs]
-    op = custom_call(START, [chain, *sends], results, {"plan": i64(spec.id)}, side_effect=True)
-    new_chain, ticket, *buffers = values(op)
-    return op, new_chain, ticket, buffers
-
-
-def emit_done(
-    spec: Exchange,
-    chain: ir.Value,
-    ticket: ir.Value,
-    recvs: Sequence[ir.Value],
-    kept: Sequence[ir.Value],
-    sends: Sequence[ir.Value],
-) -> tuple[ir.Operation, ir.Value, list[ir.Value]]:
-    """Emits the end of an exchange.
 
     Args:
       spec: the exchange.
       chain: the latest value of the chain.
-      ticket: from the start.
-      recvs: the receive buffers.
-      kept: sent buffers that pass through.
-      sends: the other sent buffers. They are operands too, or XLA would reuse their memory while it is being sent.
+      sends: the buffers sent.
+      kept: which of them pass through the start, in place. Everything that is computed from such a buffer afterwards
+        takes it from there, so that it is the one that is being sent.
+      recvs: types of the buffers received.
 
     Returns:
-      The operation, the chain behind it, the filled receive buffers and the kept sent ones.
+      The started exchange.
     """
-    through = [*recvs, *kept]
-    aliases = {2 + i: 1 + i for i in range(len(through))}
-    results = [chain_type(), *(v.type for v in through)]
-    attributes = {"plan": i64(spec.id)}
-    op = custom_call(DONE, [chain, ticket, *through, *sends], results, attributes, side_effect=True, aliases=aliases)
+    results = [chain_type(), chain_type(), *recvs, *(sends[i].type for i in kept)]
+    aliases = {1 + i: 2 + len(recvs) + k for k, i in enumerate(kept)}
+    attributes = {"plan": i64(spec.id), "kept": i64(len(kept))}
+    op = custom_call(START, [chain, *sends], results, attributes, side_effect=True, aliases=aliases)
+    new_chain, ticket, *buffers = values(op)
+    left = list(sends)
+    for i, value in zip(kept, buffers[len(recvs) :], strict=True):
+        left[i] = value
+    return Started(op, new_chain, ticket, buffers[: len(recvs)], left)
+
+
+def emit_done(spec: Exchange, chain: ir.Value, started: Started) -> tuple[ir.Operation, ir.Value, list[ir.Value]]:
+    """Emits the end of an exchange.
+
+    The sent buffers are operands too, not aliased: XLA may neither use their memory for something else while they are
+    being sent nor put a copy in their place.
+
+    Returns:
+      The operation, the chain behind it and the filled receive buffers.
+    """
+    aliases = {2 + i: 1 + i for i in range(len(started.receives))}
+    results = [chain_type(), *(v.type for v in started.receives)]
+    operands = [chain, started.ticket, *started.receives, *started.sends]
+    op = custom_call(DONE, operands, results, {"plan": i64(spec.id)}, side_effect=True, aliases=aliases)
     new_chain, *buffers = values(op)
     return op, new_chain, buffers
 

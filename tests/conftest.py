@@ -41,16 +41,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, ...]:
+        """First what needs no world, then world by world, then the tests that start worlds of their own."""
         callspec = getattr(item, "callspec", None)
         cell = callspec.params.get("cell") if callspec else None
-        return (
-            world_order(cell)
-            if isinstance(cell, Cell)
-            else -1
-            if "pool" not in getattr(item, "fixturenames", ())
-            else 10_000
-        )
+        if isinstance(cell, Cell):
+            return 1, *world_order(cell)
+        return (2,) if "pool" in getattr(item, "fixturenames", ()) else (0,)
 
     items.sort(key=place)
 

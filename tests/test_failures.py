@@ -18,9 +18,7 @@ from harness.pool import Pool, Reply, Run, World
 NOTICE_S = 5.0
 TWO, THREE = "2/1", "2/1/2"
 EVERYWHERE = [(TWO, "shm"), (TWO, "tcp"), (THREE, "shm"), (THREE, "tcp")]
-everywhere = pytest.mark.parametrize(
-    ("layout", "transport"), EVERYWHERE, ids=[f"{a}-{b}" for a, b in EVERYWHERE]
-)
+everywhere = pytest.mark.parametrize(("layout", "transport"), EVERYWHERE, ids=[f"{a}-{b}" for a, b in EVERYWHERE])
 
 
 def _run(name: str, mesh: MeshSpec | None = None) -> Run:
@@ -203,9 +201,7 @@ def test_a_peer_that_stops_in_the_middle(start: Any, layout: str, transport: str
     stopped.signal(signal.SIGSTOP)
     try:
         replies = world.answers(3.0 + NOTICE_S + 3.0, skip=(stopped.label,))
-        all_failed(
-            replies, "ExchangeTimeoutError", stopped.label.split("/")[0], r"\d+ (bytes )?of \d+|\d+/\d+"
-        )
+        all_failed(replies, "ExchangeTimeoutError", stopped.label.split("/")[0], r"\d+ (bytes )?of \d+|\d+/\d+")
     finally:
         stopped.signal(signal.SIGCONT)
 
@@ -240,7 +236,8 @@ def test_a_normal_end_is_not_a_loss(start: Any) -> None:
     leaving = world.worker("right/0")
     leaving.ask(op="shutdown")
     assert leaving.answer(15)["threads"] == []
-    assert leaving.leave(10) == 0
+    leaving.ask_to_leave()
+    assert leaving.left(10) == 0
     time.sleep(1.5)
     left = world.worker("left/0")
     left.ask(op="ping")

@@ -7,19 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from harness.case import CASES
+from harness.case import CASES, DATA, MeshSpec
 from harness.judge import _differs, check
 from harness.layout import Layout
-from harness.pool import Pool, Run, WorkerGone, World
+from harness.pool import Pool, Run, WorkerGoneError, World
 
 
 class _BarePool(Pool):
     """A pool whose worlds share nothing and need no jax_hetccl."""
 
-    def world(
-        self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()
-    ) -> World:
-        key = (layout, transport, per_rank, pythons)
+    def world(self, layout: Layout, transport: str, spec: MeshSpec = DATA, pythons: tuple[str, ...] = ()) -> World:
+        key = (layout, transport, spec.group, pythons)
         if self._world is None or key != self._key:
             self.discard()
             self._world, self._key = World(layout, transport, joined=False), key
@@ -70,11 +68,9 @@ def test_differences_are_found(bare: _BarePool, name: str, text: str) -> None:
         _check(bare, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("hangs", "did not answer within"), ("dies", "ended with status 7")]
-)
+@pytest.mark.parametrize(("name", "text"), [("hangs", "did not answer within"), ("dies", "ended with status 7")])
 def test_a_lost_worker_is_reported_and_replaced(bare: _BarePool, name: str, text: str) -> None:
-    with pytest.raises(WorkerGone, match=text):
+    with pytest.raises(WorkerGoneError, match=text):
         _check(bare, name)
     _check(bare, "rows")
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "jax_hetccl"
 MODULES = {
-    ".".join(p.relative_to(PACKAGE).with_suffix("").parts)
-    .removesuffix(".__init__")
-    .removesuffix("__init__"): p
+    ".".join(p.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__").removesuffix("__init__"): p
     for p in sorted(PACKAGE.rglob("*.py"))
 }
 
@@ -75,9 +73,7 @@ def _level(module: str) -> int:
 
 def test_every_module_has_a_layer() -> None:
     known = set().union(*LAYERS)
-    assert not (missing := {m for m in MODULES if _group(m) not in known}), (
-        f"give these a layer: {sorted(missing)}"
-    )
+    assert not (missing := {m for m in MODULES if _group(m) not in known}), f"give these a layer: {sorted(missing)}"
 
 
 def test_dependencies_point_down() -> None:
@@ -91,9 +87,7 @@ def test_dependencies_point_down() -> None:
 
 
 def test_no_cycles() -> None:
-    graph = {
-        m: {o for o in _imports(m) if o in MODULES and MODULES[o].name != "__init__.py"} for m in MODULES
-    }
+    graph = {m: {o for o in _imports(m) if o in MODULES and MODULES[o].name != "__init__.py"} for m in MODULES}
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
@@ -110,15 +104,8 @@ def test_no_cycles() -> None:
 def test_pure_modules() -> None:
     for module in PURE:
         text = MODULES[module].read_text()
-        roots = {
-            a.name.split(".")[0]
-            for n in ast.walk(ast.parse(text))
-            if isinstance(n, ast.Import)
-            for a in n.names
-        }
-        roots |= {
-            (n.module or "").split(".")[0] for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)
-        }
+        roots = {a.name.split(".")[0] for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names}
+        roots |= {(n.module or "").split(".")[0] for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
         allowed = set(sys.stdlib_module_names) | {"numpy", "jax_hetccl"}
         assert roots <= allowed, f"{module} imports {sorted(roots - allowed)}"
         assert all(_group(o) in ("_errors", *map(_group, PURE)) for o in _imports(module)), (

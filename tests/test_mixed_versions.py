@@ -14,9 +14,7 @@ from harness.pool import Pool, Run
 from harness.pythons import other_pythons
 
 _PYTHONS = other_pythons()
-pytestmark = pytest.mark.skipif(
-    len(_PYTHONS) != 2, reason="HETCCL_TEST_PYTHONS does not name two interpreters"
-)
+pytestmark = pytest.mark.skipif(len(_PYTHONS) != 2, reason="HETCCL_TEST_PYTHONS does not name two interpreters")
 
 _MODULES = ("ops", "dtypes", "sizes", "autodiff", "transforms", "order")
 _CASES = [c for c in module(*_MODULES) if c.tags & {"smoke", "order"} and not c.tags & {"soak", "wide"}]

@@ -32,9 +32,7 @@ def _steps(dtype: str, axes: tuple[tuple[str, ...], ...]) -> st.SearchStrategy[l
 def _programs(draw: st.DrawFn, spec: MeshSpec) -> dict[str, Any]:
     dtype = draw(st.sampled_from(_DTYPES))
     axes = (("data",),) if spec == DATA else (("data",), ("model",), ("data", "model"), ("model", "data"))
-    shape = draw(
-        st.lists(st.integers(0, 9), max_size=3) | st.lists(st.sampled_from((1, 300, 1021)), max_size=2)
-    )
+    shape = draw(st.lists(st.integers(0, 9), max_size=3) | st.lists(st.sampled_from((1, 300, 1021)), max_size=2))
     return {
         "dtype": dtype,
         "shape": shape,
@@ -53,4 +51,4 @@ def test_drawn(
 ) -> None:
     params = data.draw(_programs(spec))
     case = dataclasses.replace(CASES["drawn.program"], exact=params["dtype"] != "float16")
-    check(pool, pool.world(Layout.parse(layout), transport, spec.per_rank), Run(case, vma, api, spec, params))
+    check(pool, pool.world(Layout.parse(layout), transport, spec), Run(case, vma, api, spec, params))

@@ -136,7 +136,7 @@ class _Pass:
         items = [self.item(op, producers) for op in ops]
         bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
         steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
-        started: dict[tuple[int, ...], _Started] = {}
+        started: dict[tuple[int, ...], _Bucket] = {}
         for step in steps:
             match step:
                 case Run(i):
@@ -151,30 +151,28 @@ class _Pass:
                         chain = self.done([ops[i] for i in bucket], started.pop(bucket), chain)
         return chain
 
-    def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Started]:
+    def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Bucket]:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
         teach(self.world, spec)
         self.lines.append(f"{spec.wire_id:016x}")
-        sends = [v for m in markers for v in m.operands]  # one value may be sent by several
+        sends = [v for m in markers for v in m.operands]
         types = [v.type for m in markers for v in list(m.results)[: len(m.results) - len(m.operands)]]
+        # A sent value that no compiler can compute again stands for itself; the others pass through the start.
+        kept = [i for i, v in enumerate(sends) if not rewrite.is_settled(v)]
         where = ir.Location.name(spec.text, childLoc=markers[0].location)  # the name that profiles show
         with where:
-            op, chain, ticket, buffers = exchange.emit_start(spec, chain, sends, types)
-        self._emitted.append(op)
-        return chain, _Started(spec, ticket, buffers, sends, where)
+            started = exchange.emit_start(spec, chain, sends, kept, types)
+        self._emitted.append(started.op)
+        return started.chain, _Bucket(spec, started, where)
 
-    def done(self, markers: Sequence[ir.Operation], started: _Started, chain: ir.Value) -> ir.Value:
-        # A sent value that no compiler can compute again stands for itself; the others come out of the exchange.
-        kept = list(dict.fromkeys(v for v in started.sends if not rewrite.is_settled(v)))
-        others = [v for v in started.sends if v not in kept]
-        with started.where:
-            op, chain, through = exchange.emit_done(started.spec, chain, started.ticket, started.buffers, kept, others)
+    def done(self, markers: Sequence[ir.Operation], bucket: _Bucket, chain: ir.Value) -> ir.Value:
+        with bucket.where:
+            op, chain, buffers = exchange.emit_done(bucket.spec, chain, bucket.started)
         self._emitted.append(op)
-        buffers = iter(through)
-        received = [[next(buffers) for _ in range(len(m.results) - len(m.operands))] for m in markers]
-        same = dict(zip(kept, buffers, strict=True))
-        for marker, new in zip(markers, received, strict=True):
-            new += [same.get(v, v) for v in marker.operands]
+        received, sent = iter(buffers), iter(bucket.started.sends)
+        for marker in markers:
+            new = [next(received) for _ in range(len(marker.results) - len(marker.operands))]
+            new += [next(sent) for _ in marker.operands]
             for old, value in zip(marker.results, new, strict=True):
                 old.replace_all_uses_with(value)
             marker.erase()
@@ -339,11 +337,9 @@ class _Pass:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Started:
+class _Bucket:
     spec: exchange.Exchange
-    ticket: ir.Value
-    buffers: list[ir.Value]
-    sends: list[ir.Value]
+    started: exchange.Started
     where: ir.Location
 
 

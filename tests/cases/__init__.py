@@ -15,6 +15,7 @@ MODULES = (
     "failing",
     "drawn",
     "surface",
+    "collectives",
     "alone",
 )
 

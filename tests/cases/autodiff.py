@@ -201,9 +201,7 @@ def second_order_outside(env: Env) -> Any:
 def minmax_has_no_derivative(env: Env) -> Any:
     """Stock lax refuses to differentiate pmax and pmin."""
     return jax.jit(
-        env.smap(
-            lambda x: jax.grad(lambda x: jnp.sum(getattr(env.api, env.params["op"])(x, D)))(x), P(D), P(D)
-        )
+        env.smap(lambda x: jax.grad(lambda x: jnp.sum(getattr(env.api, env.params["op"])(x, D)))(x), P(D), P(D))
     )(env.rows())
 
 

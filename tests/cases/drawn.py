@@ -26,9 +26,7 @@ def _surround(how: str, f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Ar
     if how == "cond":
         return lambda x: lax.cond(True, f, f, x)
     if how == "while":
-        return lambda x: lax.while_loop(
-            lambda c: c[0] < 2, lambda c: (c[0] + 1, f(x)), (0, jnp.zeros_like(f(x)))
-        )[1]
+        return lambda x: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(x)), (0, jnp.zeros_like(f(x))))[1]
     return {"remat": jax.checkpoint, "jit": jax.jit, "nothing": lambda f: f}[how](f)
 
 

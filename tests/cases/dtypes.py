@@ -32,11 +32,7 @@ def _values(env: Env, dtype: str, cols: int = 5) -> jax.Array:
     """Small values, exact in every dtype and in every partial sum."""
     rng = np.random.default_rng(3)
     low, high = (
-        (0, 2)
-        if dtype in ("bool", "uint4", *_RARE)
-        else (-1, 2)
-        if "4" in dtype and "int" in dtype
-        else (-2, 3)
+        (0, 2) if dtype in ("bool", "uint4", *_RARE) else (-1, 2) if "4" in dtype and "int" in dtype else (-2, 3)
     )
     if dtype.startswith("uint"):
         low = 0
@@ -46,9 +42,7 @@ def _values(env: Env, dtype: str, cols: int = 5) -> jax.Array:
     if dtype.startswith("complex"):
         value = value + 1j * rng.integers(-2, 3, value.shape)
     return env.put(
-        value.astype(np.float32).astype(dtype)
-        if dtype not in ("complex64", "complex128")
-        else value.astype(dtype),
+        value.astype(np.float32).astype(dtype) if dtype not in ("complex64", "complex128") else value.astype(dtype),
         P(D),
     )
 
@@ -94,14 +88,10 @@ def wide(env: Env) -> Any:
         if dtype != "complex128":
             x = x * (2**40)
         assert str(x.dtype) == dtype
-        return _sum_like(
-            env, x, ("psum", "pmean") if dtype == "complex128" else ("psum", "pmean", "pmax", "pmin")
-        )
+        return _sum_like(env, x, ("psum", "pmean") if dtype == "complex128" else ("psum", "pmean", "pmax", "pmin"))
 
 
-@case(
-    "core", exact=True, table=_each(("int8", "uint8", "int16", "uint16", "int32", "uint32", "int4", "uint4"))
-)
+@case("core", exact=True, table=_each(("int8", "uint8", "int16", "uint16", "int32", "uint32", "int4", "uint4")))
 def wraps(env: Env) -> Any:
     """Integer sums wrap around in their own width."""
     dtype = ml_dtypes.iinfo(env.params["dtype"])
@@ -163,10 +153,7 @@ def narrow_then_wide(env: Env) -> Any:
     x = env.normal(1, env.params["n"])
 
     def f(x: jax.Array) -> Any:
-        return {
-            k: env.psum(x.astype(k), D).astype(jnp.float32) * 3
-            for k in ("bfloat16", "float16", "float8_e5m2")
-        }
+        return {k: env.psum(x.astype(k), D).astype(jnp.float32) * 3 for k in ("bfloat16", "float16", "float8_e5m2")}
 
     return jax.jit(env.smap(f, P(D), P()))(x)
 

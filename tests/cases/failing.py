@@ -103,9 +103,7 @@ def compile_error(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         y = env.psum(x, D)
         if env.params["bad"]:
-            y = y + jax.lax.psum(x.astype(jnp.int2), D).astype(
-                x.dtype
-            )  # XLA's all-reduce refuses two-bit integers
+            y = y + jax.lax.psum(x.astype(jnp.int2), D).astype(x.dtype)  # XLA's all-reduce refuses two-bit integers
         return y
 
     return jax.jit(env.smap(f, P(D), P()))(_data(env, 4))

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import DATA_MODEL, OFF, ON, MeshSpec, case
+from harness.case import DATA_MODEL, ON, MeshSpec, case
 from harness.env import D, Env, M
 
 _MODEL_DATA = MeshSpec(("model", "data"), (("model", 2),))
@@ -31,9 +31,7 @@ def _grid(env: Env, dtype: Any = np.float32) -> jax.Array:
 @case("mesh", api=_API, mesh=DATA_MODEL, exact=True)
 def data_only(env: Env) -> Any:
     """Reduce over the spanning axis, keep the other."""
-    f = env.smap(
-        lambda x: (env.psum(x, D), env.pmean(x, D), env.pmax(x, D), env.pmin(x, D)), P(D, M), P(None, M)
-    )
+    f = env.smap(lambda x: (env.psum(x, D), env.pmean(x, D), env.pmax(x, D), env.pmin(x, D)), P(D, M), P(None, M))
     return jax.jit(f)(_grid(env))
 
 
@@ -79,12 +77,7 @@ def indices_and_sizes(env: Env) -> Any:
     """Index and size over each axis and over tuples in both orders."""
 
     def f(x: jax.Array) -> Any:
-        i = (
-            env.axis_index((D, M))
-            + 100 * lax.axis_index(M)
-            + 1000 * env.axis_index(D)
-            + 10000 * env.axis_index((M, D))
-        )
+        i = env.axis_index((D, M)) + 100 * lax.axis_index(M) + 1000 * env.axis_index(D) + 10000 * env.axis_index((M, D))
         return x + i, x * 0 + env.axis_size((D, M)) + 100 * env.axis_size(D) + 1000 * lax.axis_size(M)
 
     return jax.jit(env.smap(f, P(D, M), P(D, M)))(_grid(env))
@@ -175,9 +168,7 @@ def partial_manual_many(env: Env) -> Any:
 
     def f(x: jax.Array) -> Any:
         a = env.psum(x, D)
-        b, _ = lax.scan(
-            lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0)
-        )
+        b, _ = lax.scan(lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0))
         c = lax.cond(jnp.sum(a) < 1e9, lambda t: env.psum(t, D), lambda t: env.pmax(t, D), x[0])
         return a, b, c, env.psum({"p": x * 2, "q": x[:, 0]}, D)
 
@@ -190,9 +181,7 @@ def partial_manual_gradient_outside(env: Env) -> Any:
     x = _grid(env)
 
     def loss(w: jax.Array) -> jax.Array:
-        return env.smap(lambda w, x: env.pmean(jnp.mean((x @ w) ** 2), D), (P(), P(D)), P(), axis_names={D})(
-            w, x
-        )
+        return env.smap(lambda w, x: env.pmean(jnp.mean((x @ w) ** 2), D), (P(), P(D)), P(), axis_names={D})(w, x)
 
     return jax.jit(jax.value_and_grad(loss))(env.weights(6, 3))
 
@@ -248,12 +237,8 @@ def set_mesh_2d(env: Env) -> Any:
 def explicit_types_2d(env: Env) -> Any:
     """Explicit sharding: fully manual and partly manual regions."""
     with jax.set_mesh(env.mesh):
-        full = jax.shard_map(
-            lambda x: env.psum(x, (D, M)), in_specs=P(D, M), out_specs=P(), check_vma=env.vma
-        )
-        part = jax.shard_map(
-            lambda x: env.psum(x, D), in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma
-        )
+        full = jax.shard_map(lambda x: env.psum(x, (D, M)), in_specs=P(D, M), out_specs=P(), check_vma=env.vma)
+        part = jax.shard_map(lambda x: env.psum(x, D), in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma)
         x = _grid(env)
         return jax.jit(full)(x), jax.jit(part)(x)
 
@@ -281,18 +266,3 @@ def reversed_devices(env: Env) -> Any:
         return env.psum(x * (env.axis_index(D) + 1), D), x + env.axis_index(D)
 
     return jax.jit(env.smap(f, P(D), (P(), P(D))))(env.rows())
-
-
-@case("core", vma=OFF, exact=True)
-def two_meshes(env: Env) -> Any:
-    """Two meshes over the same devices in one program run: given and reversed order."""
-    from jax.sharding import Mesh
-
-    other = Mesh(env.mesh.devices[::-1], ("data",), axis_types=env.mesh.axis_types)
-    x = np.arange(24, dtype=np.float32).reshape(4, 6)
-    a = jax.jit(env.smap(lambda x: env.psum(x, D), P(), P()))(env.same(x))
-    b = jax.jit(env.smap(lambda x: env.psum(x * 2, D), P(), P(), mesh=other))(
-        jax.device_put(x, NamedSharding(other, P()))
-    )
-    c = jax.jit(env.smap(lambda x: env.psum(x * 3, D), P(), P()))(env.same(x))
-    return a, b, c

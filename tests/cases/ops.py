@@ -15,9 +15,7 @@ from harness.env import D, Env
 _API = ("lax", "hetccl")
 
 
-@case(
-    "core", "smoke", api=_API, exact=True, table={op: {"op": op} for op in ("psum", "pmean", "pmax", "pmin")}
-)
+@case("core", "smoke", api=_API, exact=True, table={op: {"op": op} for op in ("psum", "pmean", "pmax", "pmin")})
 def reduce(env: Env) -> Any:
     """One array, sharded by rows."""
     return jax.jit(env.smap(lambda x: getattr(env.api, env.params["op"])(x, D), P(D), P()))(env.rows())
@@ -121,17 +119,17 @@ def scalars_and_weak_types(env: Env) -> Any:
 @case("core", vma=ON, exact=True)
 def invariant_operand(env: Env) -> Any:
     """psum of a value that is already the same everywhere multiplies by the world's size."""
-    return jax.jit(
-        env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmax(w, D)), (P(D), P()), P())
-    )(env.rows(), env.weights(6, 3))
+    return jax.jit(env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmax(w, D)), (P(D), P()), P()))(
+        env.rows(), env.weights(6, 3)
+    )
 
 
 @case("core", vma=OFF, exact=True)
 def replicated_operand(env: Env) -> Any:
     """The same without vma types."""
-    return jax.jit(
-        env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmin(w, D)), (P(D), P()), P())
-    )(env.rows(), env.weights(6, 3))
+    return jax.jit(env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmin(w, D)), (P(D), P()), P()))(
+        env.rows(), env.weights(6, 3)
+    )
 
 
 @case("core", "smoke", exact=True)

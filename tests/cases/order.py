@@ -23,9 +23,7 @@ def _repeat(f: Callable[..., Any], *args: Any, times: int = 8) -> Any:
         first = last if first is None else first
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True):
             mine = zip(a.addressable_shards, b.addressable_shards, strict=True)
-            assert all(np.asarray(s.data).tobytes() == np.asarray(t.data).tobytes() for s, t in mine), (
-                "runs differ"
-            )
+            assert all(np.asarray(s.data).tobytes() == np.asarray(t.data).tobytes() for s, t in mine), "runs differ"
     return last
 
 
@@ -112,9 +110,7 @@ def scan_beside_a_chain(env: Env) -> Any:
     """A scan with exchanges, and a chain of exchanges that does not depend on it."""
 
     def f(x: jax.Array) -> Any:
-        a, _ = lax.scan(
-            lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(4.0)
-        )
+        a, _ = lax.scan(lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(4.0))
         b = env.psum(env.psum(x[0], D) * (env.axis_index(D) + 1), D)
         return a, b, env.pmax(x[:, 0], D)
 
@@ -139,12 +135,8 @@ def loops_side_by_side(env: Env) -> Any:
     """Two scans and a while without data edges between them."""
 
     def f(x: jax.Array) -> Any:
-        a, _ = lax.scan(
-            lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0)
-        )
-        b = lax.while_loop(
-            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + env.psum(x[0], D)), (0, jnp.zeros(6))
-        )
+        a, _ = lax.scan(lambda c, t: (c + env.psum(x[:, :2] * t, D), None), jnp.zeros((4, 2)), jnp.arange(3.0))
+        b = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + env.psum(x[0], D)), (0, jnp.zeros(6)))
         c, _ = lax.scan(
             lambda c, t: (jnp.maximum(c, env.pmax(x[:, :3] + t, D)), None), jnp.zeros((4, 3)), jnp.arange(2.0)
         )
@@ -301,19 +293,14 @@ def stress(env: Env) -> Any:
     other = env.smap(lambda a: jnp.sum(env.psum(_heavy(a)[:, :99], D)), P(D), P())
     g = jax.jit(lambda a, b, c: (region(a, b, c), other(a), other(a * 2)))
     rng = np.random.default_rng(1)
-    xs = [
-        env.put(rng.integers(-4, 4, (env.size * 8, 2048 + 256 * i)).astype(np.float32), P(D))
-        for i in range(3)
-    ]
+    xs = [env.put(rng.integers(-4, 4, (env.size * 8, 2048 + 256 * i)).astype(np.float32), P(D)) for i in range(3)]
     return _repeat(g, *xs, times=4)
 
 
 @case("soak", "order", vma=OFF, limit_s=600)
 def chained_20000(env: Env) -> Any:
     """A long run."""
-    f = jax.jit(
-        env.smap(lambda x, c: (env.psum(x + c[0, 0], D) * 0.01 + c * 0.5, env.pmax(x, D)), (P(D), P()), P())
-    )
+    f = jax.jit(env.smap(lambda x, c: (env.psum(x + c[0, 0], D) * 0.01 + c * 0.5, env.pmax(x, D)), (P(D), P()), P()))
     x, c = env.rows(), env.same(np.zeros((4, 6), np.float32))
     for i in range(20_000):
         c, m = f(x, c)

@@ -116,9 +116,7 @@ def single_device(env: Env) -> Any:
 @case("hlo", mesh=DATA_MODEL, vma=(True,))
 def vmapped_axis(env: Env) -> Any:
     """A vmapped axis that has the spanning axis's name is still only a vmapped axis."""
-    return _texts(
-        jax.vmap(lambda x: x - lax.pmean(x, "data") + lax.axis_index("data"), axis_name="data"), _x()
-    )
+    return _texts(jax.vmap(lambda x: x - lax.pmean(x, "data") + lax.axis_index("data"), axis_name="data"), _x())
 
 
 @case("text", vma=BOTH)

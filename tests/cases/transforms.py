@@ -20,9 +20,7 @@ from harness.env import D, Env
 def vmap(env: Env) -> Any:
     """Batched over the columns."""
     op = getattr(env.api, env.params["op"])
-    return jax.jit(env.smap(lambda x: jax.vmap(lambda y: op(y, D), in_axes=1, out_axes=1)(x), P(D), P()))(
-        env.rows()
-    )
+    return jax.jit(env.smap(lambda x: jax.vmap(lambda y: op(y, D), in_axes=1, out_axes=1)(x), P(D), P()))(env.rows())
 
 
 @case("core", exact=True)
@@ -41,9 +39,7 @@ def vmap_named_axis(env: Env) -> Any:
     """psum over a vmapped axis and the spanning axis together."""
 
     def f(x: jax.Array) -> Any:
-        return jax.vmap(
-            lambda v: (env.psum(v, (D, "v")), lax.psum(v, "v"), env.psum(v, ("v", D))), axis_name="v"
-        )(x)
+        return jax.vmap(lambda v: (env.psum(v, (D, "v")), lax.psum(v, "v"), env.psum(v, ("v", D))), axis_name="v")(x)
 
     return jax.jit(env.smap(f, P(D), (P(), P(D), P())))(env.rows())
 
@@ -157,9 +153,7 @@ def while_predicate_only(env: Env) -> Any:
 
     def f(x: jax.Array) -> Any:
         def run(start: int) -> jax.Array:
-            return lax.while_loop(
-                lambda c: env.pmax(jnp.abs(x[0, 0]), D) + c < 5, lambda c: c + 1, jnp.float32(start)
-            )
+            return lax.while_loop(lambda c: env.pmax(jnp.abs(x[0, 0]), D) + c < 5, lambda c: c + 1, jnp.float32(start))
 
         return run(0), run(9)
 
@@ -350,9 +344,7 @@ def not_donated(env: Env) -> Any:
 def set_mesh(env: Env) -> Any:
     """The mesh comes from the context."""
     with jax.set_mesh(env.mesh):
-        f = jax.shard_map(
-            lambda x: env.psum(x, D) + env.axis_size(D), in_specs=P(D), out_specs=P(), check_vma=env.vma
-        )
+        f = jax.shard_map(lambda x: env.psum(x, D) + env.axis_size(D), in_specs=P(D), out_specs=P(), check_vma=env.vma)
         return jax.jit(f)(env.rows())
 
 

@@ -27,6 +27,11 @@ class MeshSpec:
             n *= size
         return n
 
+    @property
+    def group(self) -> tuple[int, str]:
+        """Meshes of one group can be used in one world."""
+        return self.per_rank, self.order
+
 
 DATA = MeshSpec()
 DATA_MODEL = MeshSpec(("data", "model"), (("model", 2),))

@@ -40,7 +40,7 @@ class Cell:
         return f"{self.layout}-{self.transport}-{self.run.case.name}-{vma}-{self.run.api}"
 
     def check(self, pool: Pool) -> None:
-        check(pool, pool.world(Layout.parse(self.layout), self.transport, self.run.spec.per_rank), self.run)
+        check(pool, pool.world(Layout.parse(self.layout), self.transport, self.run.spec), self.run)
 
 
 def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
@@ -66,6 +66,7 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
     return found
 
 
-def world_order(cell: Cell) -> int:
+def world_order(cell: Cell) -> tuple[int, int, int]:
     """Position of the cell's world: tests of one world run together."""
-    return 10 * list(WORLDS).index((cell.layout, cell.transport)) + cell.run.spec.per_rank
+    per_rank, order = cell.run.spec.group
+    return list(WORLDS).index((cell.layout, cell.transport)), per_rank, int(order != "given")

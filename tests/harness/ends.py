@@ -23,9 +23,7 @@ def messages(reply: Reply) -> dict[str, str]:
     quiet = [at for at, error in devices.items() if error is None]
     assert devices and not quiet, f"{reply.label}: devices {quiet} of {list(devices)} ended without an error"
     for at, error in devices.items():
-        assert any(b.endswith(".JaxRuntimeError") for b in error["bases"]), (
-            f"{reply.label} rank {at}: {error['bases']}"
-        )
+        assert any(b.endswith(".JaxRuntimeError") for b in error["bases"]), f"{reply.label} rank {at}: {error['bases']}"
     return {at: error["message"] for at, error in devices.items()}
 
 

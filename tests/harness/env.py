@@ -47,9 +47,7 @@ class Env:
         self.sizes = tuple(n // spec.per_rank for n in devices)
         self.size = sum(self.sizes)
         mine = (
-            slice(0, self.size)
-            if cluster is None
-            else slice(sum(self.sizes[:cluster]), sum(self.sizes[: cluster + 1]))
+            slice(0, self.size) if cluster is None else slice(sum(self.sizes[:cluster]), sum(self.sizes[: cluster + 1]))
         )
         self.first, self.count = mine.start, mine.stop - mine.start
         other = dict(spec.other)
@@ -64,14 +62,10 @@ class Env:
             spec.axes,
             axis_types=(_TYPES[spec.types],) * len(spec.axes),
         )
-        self.psum, self.pmean, self.pmax, self.pmin = (
-            getattr(self.api, f) for f in ("psum", "pmean", "pmax", "pmin")
-        )
+        self.psum, self.pmean, self.pmax, self.pmin = (getattr(self.api, f) for f in ("psum", "pmean", "pmax", "pmin"))
         self.axis_index, self.axis_size = self.api.axis_index, self.api.axis_size
 
-    def smap(
-        self, f: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any
-    ) -> Callable[..., Any]:
+    def smap(self, f: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Callable[..., Any]:
         """shard_map over this mesh in this run's check_vma mode."""
         options = {"mesh": self.mesh, "check_vma": self.vma, **options}
         return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, **options)
@@ -118,9 +112,7 @@ class Env:
     def rows(self, per_rank: int = 4, cols: int = 6, dtype: Any = np.float32, seed: int = 0) -> jax.Array:
         """Rank-unique data whose sums are exact in float32: multiples of 1/4 between -2 and 2, sharded by rows."""
         rng = np.random.default_rng(seed)
-        return self.put(
-            (rng.integers(-8, 8, (self.size * per_rank, cols)) / 4).astype(dtype), PartitionSpec(D)
-        )
+        return self.put((rng.integers(-8, 8, (self.size * per_rank, cols)) / 4).astype(dtype), PartitionSpec(D))
 
     def normal(self, *shape: int, dtype: Any = np.float32, seed: int = 0) -> jax.Array:
         """Rank-unique normal data; the leading dimension counts rows per rank."""

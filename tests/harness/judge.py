@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.case import Case
-from harness.pool import Pool, Reply, Run, WorkerGone, World
+from harness.pool import Pool, Reply, Run, WorkerGoneError, World
 from harness.results import Leaf
 
 # Relative tolerance per dtype: a few units in the last place, for sums in another order.
@@ -29,7 +29,7 @@ def check(pool: Pool, world: World, run: Run, compiler_differs: bool = False) ->
     """
     try:
         replies = world.run(run)
-    except WorkerGone:
+    except WorkerGoneError:
         pool.discard()
         raise
     try:
@@ -68,11 +68,7 @@ def _problems(pool: Pool, world: World, run: Run, replies: list[Reply], compiler
 
 
 def _line(error: dict[str, Any] | None) -> str:
-    return (
-        f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
-        if error
-        else "nothing"
-    )
+    return f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}" if error else "nothing"
 
 
 def _refusal(case: Case, reply: Reply) -> list[str]:
@@ -131,9 +127,7 @@ def _compare(oracle: Reply, replies: list[Reply], values: bool, bitwise: bool) -
     return problems
 
 
-def _leaf(
-    key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], values: bool, bitwise: bool
-) -> list[str]:
+def _leaf(key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], values: bool, bitwise: bool) -> list[str]:
     if set(found) != set(wanted.shards):
         return [f"leaf {key}: ranks {sorted(found)} answered, expected {sorted(wanted.shards)}"]
     problems = []
@@ -171,4 +165,6 @@ def _differs(want: np.ndarray, got: np.ndarray) -> str | None:
     if not bad.any():
         return None
     at = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{int(bad.sum())} of {bad.size} elements differ, first at {at}: got {wide_g[at]}, oracle {wide_w[at]} ({name})"
+    return (
+        f"{int(bad.sum())} of {bad.size} elements differ, first at {at}: got {wide_g[at]}, oracle {wide_w[at]} ({name})"
+    )

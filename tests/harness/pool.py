@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case, MeshSpec
+from harness.case import DATA, Case, MeshSpec
 from harness.layout import Layout
-from harness.process import Process, WorkerGone
+from harness.process import Process, WorkerGoneError
 from harness.results import Leaf, load
 
 START_S, LEAVE_S = 60.0, 15.0
@@ -114,16 +114,14 @@ class World:
         deadline = time.monotonic() + START_S
         replies = [w.answer(max(0.1, deadline - time.monotonic())) for _, w in self.workers]
         bad = [
-            f"{w.label}: {r['error']['trace']}"
-            for (_, w), r in zip(self.workers, replies, strict=True)
-            if "error" in r
+            f"{w.label}: {r['error']['trace']}" for (_, w), r in zip(self.workers, replies, strict=True) if "error" in r
         ]
         if bad:
-            raise WorkerGone("the world did not start:\n" + "\n".join(bad))
+            raise WorkerGoneError("the world did not start:\n" + "\n".join(bad))
         return replies
 
     def run(self, run: Run) -> list[Reply]:
-        """Runs a case on every worker. Raises WorkerGone (with all workers' stderr) if one dies or hangs."""
+        """Runs a case on every worker. Raises WorkerGoneError (with all workers' stderr) if one dies or hangs."""
         self.ask([run] * len(self.workers))
         return self.answers(run.case.limit_s + 5)
 
@@ -145,9 +143,9 @@ class World:
                 continue
             try:
                 raw = worker.answer(max(0.1, deadline - time.monotonic()))
-            except WorkerGone as gone:
+            except WorkerGoneError as gone:
                 others = [w.tail(2500) for _, w in self.workers if w is not worker]
-                raise WorkerGone("\n".join([str(gone), *others])) from None
+                raise WorkerGoneError("\n".join([str(gone), *others])) from None
             reply = Reply(worker.label, cluster, raw)
             if "leaves" in raw:
                 reply.leaves = load(out, raw["leaves"])
@@ -176,12 +174,14 @@ class World:
                 elif reply.raw["threads"]:
                     wrong.append(f"{reply.label}: threads left after shutdown: {reply.raw['threads']}")
             for _, worker in self.workers:
-                status = worker.leave(LEAVE_S)
+                worker.ask_to_leave()
+            for _, worker in self.workers:
+                status = worker.left(LEAVE_S)
                 if status != 0:
                     wrong.append(
                         f"{worker.label}: exit status {status} (None: still there after {LEAVE_S} s)\n{worker.tail()}"
                     )
-        except WorkerGone as gone:
+        except WorkerGoneError as gone:
             wrong.append(str(gone))
         finally:
             self.workers = lost
@@ -231,7 +231,7 @@ class Oracle:
             try:
                 raw = worker.answer(run.case.limit_s + 5)
                 break
-            except WorkerGone:
+            except WorkerGoneError:
                 self.close(keep=True)
                 if attempt == 2:
                     raise
@@ -271,28 +271,26 @@ class Pool:
         self.oracle = Oracle(8)
         self._stock: dict[int, Oracle] = {}
 
-    def world(
-        self, layout: Layout, transport: str, per_rank: int = 1, pythons: tuple[str, ...] = ()
-    ) -> World:
+    def world(self, layout: Layout, transport: str, spec: MeshSpec = DATA, pythons: tuple[str, ...] = ()) -> World:
         """The world asked for: the present one if it is the same and well, else a new one.
 
         Args:
             layout, transport: of the world.
-            per_rank: devices along the other axes of the cases' meshes; the spanning axis has one size in a world.
+            spec: the mesh of the cases; the spanning axis has one size and one order of devices in a world.
             pythons: interpreter of each cluster; the current one where missing.
         """
-        key = (layout, transport, per_rank, pythons)
+        key = (layout, transport, spec.group, pythons)
         if self._discards[key] > self._MAX_DISCARDS:
-            raise WorkerGone(
+            raise WorkerGoneError(
                 f"the world {layout} over {transport} failed {self._discards[key]} times; not tried again"
             )
         if key in self._unusable:
-            raise WorkerGone(self._unusable[key])
+            raise WorkerGoneError(self._unusable[key])
         if self._world is None or key != self._key:
             self.retire()
             try:
                 self._world, self._key = World(layout, transport, pythons=pythons), key
-            except WorkerGone as gone:
+            except WorkerGoneError as gone:
                 self._unusable[key] = f"not tried again: {gone}"
                 raise
         return self._world

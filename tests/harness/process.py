@@ -19,7 +19,7 @@ IN_PLACE = [str(TESTS.parent)] if list((TESTS.parent / "jax_hetccl").glob("_nati
 _DROPPED = ("HETCCL_", "JAX_", "XLA_", "TF_", "PYTHONPATH")
 
 
-class WorkerGone(Exception):
+class WorkerGoneError(Exception):
     """The process ended, or did not answer in time. The text carries the end of its stderr."""
 
 
@@ -83,23 +83,23 @@ class Process:
         try:
             self._child.stdin.write(json.dumps({"id": self._next, **request}) + "\n")
         except OSError as error:
-            raise WorkerGone(self._gone("is gone")) from error
+            raise WorkerGoneError(self._gone("is gone")) from error
         return self._next
 
     def answer(self, timeout: float) -> dict[str, Any]:
         """The reply to the last request; replies that nobody waited for are dropped.
 
         Raises:
-            WorkerGone: the process ended first, or ``timeout`` seconds passed.
+            WorkerGoneError: the process ended first, or ``timeout`` seconds passed.
         """
         deadline = time.monotonic() + timeout
         while True:
             try:
                 reply = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise WorkerGone(self._gone(f"did not answer within {timeout:.0f} s")) from None
+                raise WorkerGoneError(self._gone(f"did not answer within {timeout:.0f} s")) from None
             if reply is None:
-                raise WorkerGone(self._gone(f"ended with status {self._wait(5)}"))
+                raise WorkerGoneError(self._gone(f"ended with status {self._wait(5)}"))
             if reply.get("id", 0) == self._next:
                 return reply
 
@@ -123,12 +123,15 @@ class Process:
         except subprocess.TimeoutExpired:
             return None
 
-    def leave(self, timeout: float) -> int | None:
-        """Asks it to end by itself; returns its exit status, or None if it was still there after ``timeout``."""
-        started = time.monotonic()
-        with contextlib.suppress(WorkerGone):
+    def ask_to_leave(self) -> None:
+        """Asks it to end by itself. All processes of a cluster must be asked before one is waited for: they end
+        together (jax.distributed has a barrier at its end)."""
+        with contextlib.suppress(WorkerGoneError):
             self.ask(op="exit")
-        return self._wait(max(0.1, timeout - (time.monotonic() - started)))
+
+    def left(self, timeout: float) -> int | None:
+        """Its exit status, or None if it is still there after ``timeout``."""
+        return self._wait(timeout)
 
     def kill(self) -> None:
         """Ends the process and everything that it started."""

@@ -36,10 +36,7 @@ def save(tree: Any, env: Env, path: Path) -> list[dict[str, Any]]:
     for i, (key, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(tree)[0]):
         shards: list[dict[str, Any]] = []
         if isinstance(leaf, jax.Array):
-            held = [
-                (positions.get(s.device, -2), str(s.index), np.asarray(s.data))
-                for s in leaf.addressable_shards
-            ]
+            held = [(positions.get(s.device, -2), str(s.index), np.asarray(s.data)) for s in leaf.addressable_shards]
         else:
             held = [(-1, "", np.asarray(leaf))]
         for position, index, value in held:

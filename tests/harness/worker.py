@@ -92,11 +92,7 @@ class Worker:
         name = request["case"]
         importlib.import_module("cases." + name.split(".")[0])
         case = CASES[name]
-        spec = (
-            MeshSpec(**{k: _tuples(v) for k, v in request["mesh"].items()})
-            if request.get("mesh")
-            else case.mesh
-        )
+        spec = MeshSpec(**{k: _tuples(v) for k, v in request["mesh"].items()}) if request.get("mesh") else case.mesh
         params = request["params"] if request.get("params") is not None else case.params
         devices = tuple(request.get("setup_devices", self._devices))  # the oracle's differ from run to run
         env = Env(self._cluster, devices, spec, request["vma"], request["api"], params)

@@ -53,7 +53,7 @@ void AddPlan(EngineObject& self, uint64_t plan_id, std::string text, uint64_t wi
   std::vector<ZeroRange> zeros;
   for (const auto& [buffer, offset, bytes] : fills) zeros.push_back({buffer, offset, bytes});
   Raise(self.engine->AddPlan(plan_id, std::move(text), wire_id, device_ordinal, Ranges(sends),
-                       Ranges(recvs), std::move(zeros)));
+                             Ranges(recvs), std::move(zeros)));
 }
 
 nb::dict Stats(EngineObject& self) {
@@ -121,7 +121,12 @@ void DefineEngine(nb::module_& module) {
       .def("__init__", &Construct, nb::kw_only(), "epoch"_a, "timeout_s"_a = 60.0,
            "arrival_timeout_s"_a = 600.0, "mismatch_grace_s"_a = 2.0, "abort_grace_s"_a = 2.0,
            "proxy_threads"_a = 0, "spin_us"_a = 50.0)
-      .def("set_local_device", [](EngineObject& self, int ordinal, uint32_t rank) { self.engine->SetLocalDevice(ordinal, rank); }, "device_ordinal"_a, "rank"_a)
+      .def(
+          "set_local_device",
+          [](EngineObject& self, int ordinal, uint32_t rank) {
+            self.engine->SetLocalDevice(ordinal, rank);
+          },
+          "device_ordinal"_a, "rank"_a)
       .def(
           "set_rank_name",
           [](EngineObject& self, uint32_t rank, std::string name) {
@@ -141,8 +146,8 @@ void DefineEngine(nb::module_& module) {
             Raise(AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport, fds));
           },
           nb::kw_only(), "local_rank"_a, "peer_rank"_a, "outgoing"_a, "transport"_a, "fds"_a)
-      .def("add_plan", &AddPlan, "plan_id"_a, "text"_a, "wire_id"_a, "device_ordinal"_a,
-           "sends"_a, "recvs"_a, "fills"_a = std::vector<ZeroTuple>())
+      .def("add_plan", &AddPlan, "plan_id"_a, "text"_a, "wire_id"_a, "device_ordinal"_a, "sends"_a,
+           "recvs"_a, "fills"_a = std::vector<ZeroTuple>())
       .def(
           "wait_failure",
           [](EngineObject& self, double timeout_s) -> std::optional<Failure> {

@@ -1,10 +1,11 @@
+#include "xla_ffi/handlers/handlers.h"
+
 #include <memory>
 #include <utility>
 
 #include "xla_ffi/bindings/bindings.h"
 #include "xla_ffi/exchange/engine.h"
 #include "xla_ffi/handlers/current_engine.h"
-#include "xla_ffi/handlers/handlers.h"
 
 namespace hetccl::bindings {
 

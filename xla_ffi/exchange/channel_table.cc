@@ -11,8 +11,7 @@ ChannelTable::ChannelTable(std::shared_ptr<ChannelContext> context, int proxy_th
     : context_(std::move(context)) {
   context_->operation_with = [this](uint32_t peer_rank) { return OperationWith(peer_rank); };
   for (int i = 0; i < proxy_threads; ++i) {
-    proxies_.push_back(
-        std::make_unique<proxy::Proxy>("hetccl-proxy-" + std::to_string(i), spin));
+    proxies_.push_back(std::make_unique<proxy::Proxy>("hetccl-proxy-" + std::to_string(i), spin));
   }
 }
 

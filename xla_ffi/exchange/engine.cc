@@ -122,13 +122,14 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
   for (const ZeroRange& zero : plan->zeros()) {
     std::memset(request.receives[zero.buffer].data + zero.offset, 0, zero.bytes);
   }
-  auto exchange =
-      std::make_shared<Exchange>(next_exchange_id.fetch_add(1, std::memory_order_relaxed),
-                                 std::move(plan), request.program, request.index, pool_, in_flight_);
+  auto exchange = std::make_shared<Exchange>(
+      next_exchange_id.fetch_add(1, std::memory_order_relaxed), std::move(plan), request.program,
+      request.index, pool_, in_flight_);
   for (const BufferView& buffer : request.receives) {
     device::PreferHugePages(buffer.data, buffer.bytes);
     exchange->receive_addresses.push_back(buffer.data);
   }
+  for (const BufferView& buffer : request.sends) exchange->send_addresses.push_back(buffer.data);
   ticket->id = exchange->id();
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -245,10 +246,9 @@ Status Engine::Close(Duration bound) {
   const int stuck_completions = pool_->Shutdown(left);
   context_->failure.Close();
   if (stuck_proxies + stuck_completions == 0) return Status();
-  return InternalError(std::to_string(stuck_proxies) + " proxy and " +
-                       std::to_string(stuck_completions) +
-                       " completion threads did not end within " +
-                       std::to_string(ToSeconds(bound)) + " s");
+  return InternalError(
+      std::to_string(stuck_proxies) + " proxy and " + std::to_string(stuck_completions) +
+      " completion threads did not end within " + std::to_string(ToSeconds(bound)) + " s");
 }
 
 }  // namespace hetccl

@@ -198,8 +198,7 @@ TEST(EngineStart, RefusesWhatCannotWork) {
   request.sends = request.receives = {{reinterpret_cast<std::byte*>(small.data()), 12}};
   EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("outside"), std::string::npos);
   ASSERT_TRUE(world.engine(0).Close(std::chrono::seconds(5)).ok());
-  EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("shut down"),
-            std::string::npos);
+  EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("shut down"), std::string::npos);
 }
 
 TEST(EngineTake, HandsOutAnExchangeOnce) {

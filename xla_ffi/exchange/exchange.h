@@ -46,9 +46,10 @@ class Exchange {
   // waiter is not kept. May be called once.
   bool Await(Waiter waiter, bool* failed);
 
-  // The receive buffers as start saw them, to compare with those that done sees. Set before the
-  // exchange is shared.
+  // The buffers as start saw them, to compare with those that done sees. Set before the exchange
+  // is shared.
   std::vector<const void*> receive_addresses;
+  std::vector<const void*> send_addresses;
 
  private:
   const uint64_t id_;

@@ -241,7 +241,8 @@ TEST(PeerLoss, AResetIsNoticedOnBothSides) {
   for (int rank : {0, 1}) {
     const Status error = Candidate(world.engine(rank));
     EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
-    ExpectMentions(error, {"psum/data f32[100000]", rank == 0 ? "right/0 rank 1" : "left/0 rank 0"});
+    ExpectMentions(error,
+                   {"psum/data f32[100000]", rank == 0 ? "right/0 rank 1" : "left/0 rank 0"});
   }
   EXPECT_TRUE(left->Failed());
   EXPECT_TRUE(right->Failed());
@@ -274,8 +275,7 @@ TEST(PeerLoss, AnIdleChannelNamesTheOperationOfAnotherOne) {
   auto in = MakeWire(Wire::kTcp);
   world.AddOutgoing(0, std::move(out.sender));
   world.AddIncoming(1, std::move(in.receiver));
-  ASSERT_TRUE(
-      world.engine(0).AddPlan(1, "recv/data f32[4]", 1, 0, {}, {{1, 0, 0, 16}}, {}).ok());
+  ASSERT_TRUE(world.engine(0).AddPlan(1, "recv/data f32[4]", 1, 0, {}, {{1, 0, 0, 16}}, {}).ok());
   auto left = world.Start(0, {1}, 4);
   out.receiver.reset();  // the other direction only
   ExpectMentions(Candidate(world.engine(0)), {"during recv/data f32[4]", "right/0 rank 1"});

@@ -41,9 +41,8 @@ void IncomingChannel::Post(std::shared_ptr<Exchange> exchange, transport::Mutabl
 
 Expected IncomingChannel::ExpectedOf(const Part& part) const {
   const Exchange& exchange = *part.exchange;
-  return {context_->epoch, exchange.program(),        exchange.index(),
-          part.occurrence, exchange.plan().wire_id(), part.bytes,
-          &exchange.plan().text()};
+  return {context_->epoch,           exchange.program(), exchange.index(),       part.occurrence,
+          exchange.plan().wire_id(), part.bytes,         &exchange.plan().text()};
 }
 
 Status IncomingChannel::Mismatch(const WireHeader& head, const Part& part) const {

@@ -59,8 +59,7 @@ class DevicePlan {
   // Whether two plans would do the same.
   bool SameAs(const DevicePlan& other) const;
   // Checks that every range lies within its buffer.
-  Status Check(const std::vector<BufferView>& sends,
-               const std::vector<BufferView>& receives) const;
+  Status Check(const std::vector<BufferView>& sends, const std::vector<BufferView>& receives) const;
 
  private:
   const uint64_t id_;

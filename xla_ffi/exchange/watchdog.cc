@@ -5,9 +5,8 @@
 namespace hetccl {
 
 Watchdog::Watchdog(Duration interval, std::function<void()> check) {
-  thread_ = Thread("hetccl-watchdog", [this, interval, check = std::move(check)] {
-    Run(interval, check);
-  });
+  thread_ = Thread("hetccl-watchdog",
+                   [this, interval, check = std::move(check)] { Run(interval, check); });
 }
 
 void Watchdog::Run(Duration interval, const std::function<void()>& check) {

@@ -76,8 +76,8 @@ ffi::ErrorOr<int64_t> Integer(const ffi::Dictionary& attributes, std::string_vie
 }
 
 ffi::Error ToError(const Status& status) {
-  const std::string text = std::string("hetccl ") + KindName(status.kind()) + ": " +
-                           status.message();
+  const std::string text =
+      std::string("hetccl ") + KindName(status.kind()) + ": " + status.message();
   switch (status.kind()) {
     case ErrorKind::kTimeout:
       return ffi::Error(ffi::ErrorCode::kDeadlineExceeded, text);

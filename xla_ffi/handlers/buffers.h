@@ -1,4 +1,5 @@
-// Reading a call frame: buffers, attributes, errors. The only place where Status becomes ffi::Error.
+// Reading a call frame: buffers, attributes, errors. The only place where Status becomes
+// ffi::Error.
 #ifndef XLA_FFI_HANDLERS_BUFFERS_H_
 #define XLA_FFI_HANDLERS_BUFFERS_H_
 

@@ -27,7 +27,7 @@ uint64_t Bits(const std::vector<std::byte>& data, size_t width, size_t index) {
 
 struct Float {
   ffi::DataType dtype;
-  size_t width;           // bytes of one part
+  size_t width;            // bytes of one part
   int exponent, mantissa;  // bits
 };
 

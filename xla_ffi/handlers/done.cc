@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -17,23 +16,25 @@ namespace {
 
 // What the completion needs after the handler has returned.
 struct Completion {
-  std::vector<RawBuffer> through;  // receives, then kept sends
+  std::vector<RawBuffer> buffers;     // the receives
+  std::vector<const void*> receives;  // where done sees them
+  std::vector<const void*> sends;
   Token chain;
   void* chain_out;
-  bool moved = false;  // XLA copied a receive buffer while it was being filled
+  bool moved = false;  // XLA copied a buffer while it was being filled or sent
 
   // Writes what the rest of the program reads. Error: the program is not one that can work.
   ffi::Error Finish(bool failed) {
     if (failed) {
-      for (const RawBuffer& buffer : through) Poison(buffer);
+      for (const RawBuffer& buffer : buffers) Poison(buffer);
       chain.failed = 1;
     }
     chain.Store(chain_out);
     if (!moved || failed) return ffi::Error::Success();
     return ffi::Error::Internal(
-        "hetccl_exchange_done: XLA moved a receive buffer between start and done, so that the "
-        "received data is lost; an exchange must not be carried through a loop, and done must "
-        "alias its receives");
+        "hetccl_exchange_done: XLA moved a buffer between start and done, so that what was sent "
+        "or received may be lost; an exchange must not be carried through a loop, done must alias "
+        "its receives, and its sends must be those of start");
   }
 };
 
@@ -54,7 +55,7 @@ ffi::Error Decode(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets
   if (rets.size() < 1 || args.size() < rets.size() + 1) {
     return ffi::Error::InvalidArgument(
         "hetccl_exchange_done takes (chain, ticket, receives..., sends...) and returns (chain, "
-        "receives..., the first of the sends...)");
+        "receives...)");
   }
   const RawBuffer chain_in = Argument(args, 0);
   const RawBuffer ticket_in = Argument(args, 1);
@@ -69,7 +70,11 @@ ffi::Error Decode(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets
     const RawBuffer in = Argument(args, i + 1);
     const RawBuffer out = Return(rets, i);
     if (in.data != out.data) completion->moved = true;
-    completion->through.push_back(out);
+    completion->buffers.push_back(out);
+    completion->receives.push_back(out.data);
+  }
+  for (size_t i = rets.size() + 1; i < args.size(); ++i) {
+    completion->sends.push_back(Argument(args, i).data);
   }
   return ffi::Error::Success();
 }
@@ -91,11 +96,9 @@ static ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::D
         "hetccl_exchange_done: unknown exchange; its ticket was used twice, or the world that "
         "started it was shut down"));
   }
-  // The results behind the receives are sent buffers that pass through; wherever XLA has them, they are as sent.
-  const size_t receives = exchange->receive_addresses.size();
-  if (completion->through.size() < receives) completion->moved = true;
-  for (size_t i = 0; i < std::min(receives, completion->through.size()); ++i) {
-    if (completion->through[i].data != exchange->receive_addresses[i]) completion->moved = true;
+  if (completion->receives != exchange->receive_addresses ||
+      completion->sends != exchange->send_addresses) {
+    completion->moved = true;
   }
   if (completion->moved) engine->CountCopied();
 

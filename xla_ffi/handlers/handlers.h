@@ -6,16 +6,18 @@
 
 #include "xla/ffi/api/c_api.h"
 
-// hetccl_exchange_start(chain, sends...) -> (chain', ticket, receives...)
-//   Integer attributes: plan (the bits of its u64 id), program, index.
+// hetccl_exchange_start(chain, sends...) -> (chain', ticket, receives..., kept...)
+//   Integer attributes: plan (the bits of its u64 id), program, index, kept (how many of the
+//   results pass a send through, aliased, for what is computed from it further on; default 0).
 //   Begins the exchange that the plan describes for this device. `receives` are written from now
 //   on, `sends` are read from now on; both until the matching done has completed.
 extern "C" XLA_FFI_Error* HetcclExchangeStart(XLA_FFI_CallFrame* frame);
 
-// hetccl_exchange_done(chain, ticket, receives..., sends...) -> (chain', receives..., kept...)
-//   `kept` are the first of the sends, passed through for what is computed from them further on.
-//   `receives` must be aliased to the results. Completes when the exchange has; never fails for a
-//   failed exchange: then the receives are poisoned and chain'[3] is set.
+// hetccl_exchange_done(chain, ticket, receives..., sends...) -> (chain', receives...)
+//   `receives` must be aliased to the results. Receives and sends must be where start saw them,
+//   which is what keeps XLA from using their memory for something else meanwhile. Completes when
+//   the exchange has; never fails for a failed exchange: then the receives are poisoned and
+//   chain'[3] is set.
 extern "C" XLA_FFI_Error* HetcclExchangeDone(XLA_FFI_CallFrame* frame);
 
 // hetccl_check(flag, values...) -> (values...)

@@ -15,7 +15,8 @@ static ffi::Error Start(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
   if (engine == nullptr) return NoEngine("hetccl_exchange_start");
   if (args.size() < 1 || rets.size() < 2) {
     return ffi::Error::InvalidArgument(
-        "hetccl_exchange_start takes (chain, sends...) and returns (chain, ticket, receives...)");
+        "hetccl_exchange_start takes (chain, sends...) and returns (chain, ticket, receives..., "
+        "kept...)");
   }
   const RawBuffer chain_in = Argument(args, 0);
   const RawBuffer chain_out = Return(rets, 0);
@@ -36,7 +37,14 @@ static ffi::Error Start(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
   request.index = static_cast<uint32_t>(*index);
   request.device_ordinal = device;
   for (size_t i = 1; i < args.size(); ++i) request.sends.push_back(View(Argument(args, i)));
-  for (size_t i = 2; i < rets.size(); ++i) request.receives.push_back(View(Return(rets, i)));
+  const auto kept =
+      attributes.contains("kept") ? Integer(attributes, "kept") : ffi::ErrorOr<int64_t>(int64_t{0});
+  if (kept.has_error()) return kept.error();
+  if (*kept < 0 || static_cast<size_t>(*kept) > rets.size() - 2) {
+    return ffi::Error::InvalidArgument("hetccl_exchange_start: more results are kept than exist");
+  }
+  const size_t receives_end = rets.size() - static_cast<size_t>(*kept);
+  for (size_t i = 2; i < receives_end; ++i) request.receives.push_back(View(Return(rets, i)));
 
   Token chain = Token::Load(chain_in.data);
   Ticket ticket;
@@ -52,9 +60,6 @@ static ffi::Error Start(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
 
 }  // namespace hetccl::handlers
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HetcclExchangeStart, hetccl::handlers::Start,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::DeviceOrdinal>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    HetcclExchangeStart, hetccl::handlers::Start,
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs());

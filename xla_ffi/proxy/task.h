@@ -16,8 +16,8 @@ enum class Pace {
   kBusy,     // moved something: step again at once
 };
 
-// Work that never blocks. Step, poll_fds, OnReady and ArmDoorbell are called on the proxy's thread only;
-// Notify may be called from any thread and holds no lock.
+// Work that never blocks. Step, poll_fds, OnReady and ArmDoorbell are called on the proxy's thread
+// only; Notify may be called from any thread and holds no lock.
 class Task {
  public:
   virtual ~Task() = default;

@@ -31,10 +31,10 @@ Status CheckHeader(const WireHeader& header) {
     return Status(ErrorKind::kCorrupt, "a message does not start with the protocol's magic number");
   }
   if (header.version != kProtocolVersion || header.header_bytes != sizeof(WireHeader)) {
-    return Status(ErrorKind::kCorrupt,
-                  "the peer speaks protocol version " + std::to_string(header.version) +
-                      ", this side speaks " + std::to_string(kProtocolVersion) +
-                      "; install the same jax_hetccl in every cluster");
+    return Status(ErrorKind::kCorrupt, "the peer speaks protocol version " +
+                                           std::to_string(header.version) + ", this side speaks " +
+                                           std::to_string(kProtocolVersion) +
+                                           "; install the same jax_hetccl in every cluster");
   }
   if (header.type != MessageType::kData && header.type != MessageType::kGoodbye) {
     return Status(ErrorKind::kCorrupt, "a message has unknown type " +

@@ -26,9 +26,7 @@ class SpanCursor {
   size_t remaining() const { return remaining_; }
 
   // The contiguous memory at this position. Requires remaining() > 0.
-  SpanType Front() const {
-    return {spans_[index_].data + offset_, spans_[index_].size - offset_};
-  }
+  SpanType Front() const { return {spans_[index_].data + offset_, spans_[index_].size - offset_}; }
 
   // Requires bytes <= remaining().
   void Advance(size_t bytes) {

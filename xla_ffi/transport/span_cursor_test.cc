@@ -11,9 +11,8 @@ class SpanCursorTest : public ::testing::Test {
  protected:
   // 0 | 3 | 0 | 5 | 2 | 0 bytes
   std::vector<std::byte> memory_ = std::vector<std::byte>(10);
-  ConstPayload payload_ = {{memory_.data(), 0},     {memory_.data(), 3}, {memory_.data(), 0},
-                           {memory_.data() + 3, 5}, {memory_.data() + 8, 2},
-                           {memory_.data(), 0}};
+  ConstPayload payload_ = {{memory_.data(), 0},     {memory_.data(), 3},     {memory_.data(), 0},
+                           {memory_.data() + 3, 5}, {memory_.data() + 8, 2}, {memory_.data(), 0}};
   ptrdiff_t At(const std::byte* data) const { return data - memory_.data(); }
 };
 

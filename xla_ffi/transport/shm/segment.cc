@@ -30,8 +30,9 @@ Status Errno(const char* what) {
 
 Status Segment::Create(uint32_t slot_bytes, uint32_t slots, UniqueFd* out) {
   if (!Sensible(slot_bytes, slots)) {
-    return InternalError("a shared memory channel needs slots of 4 KB to 64 MB in multiples of 64 "
-                         "bytes, and 2 to 1024 of them");
+    return InternalError(
+        "a shared memory channel needs slots of 4 KB to 64 MB in multiples of 64 "
+        "bytes, and 2 to 1024 of them");
   }
   UniqueFd fd(::memfd_create("hetccl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Errno("memfd_create");
@@ -69,8 +70,8 @@ Status Segment::Map(const UniqueFd& memfd) {
   size_ = static_cast<size_t>(info.st_size);
   if (size_ < kControlBytes) return InternalError("shared memory of a channel: it is too small");
   // All pages at once: a fault per page would slow the first large message down.
-  void* base = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                      memfd.get(), 0);
+  void* base =
+      ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memfd.get(), 0);
   if (base == MAP_FAILED) return Errno("mmap");
   base_ = base;
   slot_bytes_ = control().slot_bytes;

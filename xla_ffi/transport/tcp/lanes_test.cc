@@ -6,8 +6,8 @@ namespace hetccl::transport::tcp {
 namespace {
 
 TEST(StripeOf, CoversThePayloadOnceInOrder) {
-  for (size_t bytes : {size_t{0}, size_t{1}, kStripeAbove, kStripeAbove + 1, size_t{1000003},
-                       size_t{64} << 20}) {
+  for (size_t bytes :
+       {size_t{0}, size_t{1}, kStripeAbove, kStripeAbove + 1, size_t{1000003}, size_t{64} << 20}) {
     for (size_t lanes = 1; lanes <= 8; ++lanes) {
       size_t at = 0;
       for (size_t lane = 0; lane < lanes; ++lane) {

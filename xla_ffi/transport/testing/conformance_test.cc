@@ -236,8 +236,8 @@ class Conformance : public ::testing::TestWithParam<Transport> {
 };
 
 TEST_P(Conformance, MovesMessagesOfAllSizesInOrder) {
-  const std::vector<size_t> sizes = {0,     1,      63,     64,      4096,           65536,
-                                     65537, 262144, 262145, 1000003, GetParam().large, 5};
+  const std::vector<size_t> sizes = {
+      0, 1, 63, 64, 4096, 65536, 65537, 262144, 262145, 1000003, GetParam().large, 5};
   std::thread sender([&] {
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i] <= GetParam().large) SendAll(i, Bytes(sizes[i], i));

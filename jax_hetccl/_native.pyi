@@ -1,0 +1,169 @@
+"""The native half of jax_hetccl: the exchange engine and its XLA custom calls.
+
+All functions and methods are thread-safe. Errors of the caller are `RuntimeError`s whose text names the fix.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+class Failure:
+    """Why a world failed.
+
+    Args:
+      kind: "peer_lost", "corrupt", "mismatch", "timeout", "aborted" or "internal".
+      message: names operation, peer, and what to do.
+    """
+
+    def __init__(self, kind: str, message: str) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+class PeerStats(TypedDict):
+    """Payload bytes and messages exchanged with one rank."""
+
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+
+class Stats(PeerStats):
+    """Totals, and what makes them up."""
+
+    peers: dict[int, PeerStats]
+    in_flight: int
+    """Exchanges begun and not complete."""
+    copies: int
+    """Exchanges whose buffers XLA moved between start and done: not zero is a defect."""
+    threads: Mapping[str, int]
+
+class Engine:
+    """All channels, plans and native threads of this process in one world.
+
+    Closes itself, bounded, when the last reference goes; call `close` to do it in time.
+
+    Args:
+      epoch: identity of the world; messages of other epochs are refused.
+      timeout_s: seconds that a transfer may make no progress.
+      arrival_timeout_s: seconds that a peer may take to reach an operation.
+      mismatch_grace_s: seconds after which a message of another program counts as a mismatch.
+      abort_grace_s: seconds after which the engine adopts its own failure if nobody calls `abort`.
+      proxy_threads: threads that move data; 0 chooses by the number of cores.
+      spin_us: microseconds that such a thread spins before it sleeps.
+
+    Example:
+      >>> engine = Engine(epoch=1)
+      >>> engine.set_local_device(0, rank=0)
+      >>> engine.add_channel(local_rank=0, peer_rank=1, outgoing=True, transport="tcp", fds=[sock.detach()])
+    """
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        timeout_s: float = 60.0,
+        arrival_timeout_s: float = 600.0,
+        mismatch_grace_s: float = 2.0,
+        abort_grace_s: float = 2.0,
+        proxy_threads: int = 0,
+        spin_us: float = 50.0,
+    ) -> None: ...
+    def set_local_device(self, device_ordinal: int, rank: int) -> None:
+        """Says which rank the device has that XLA calls `device_ordinal` in its custom calls."""
+
+    def set_rank_name(self, rank: int, name: str) -> None:
+        """Names a rank for error messages, e.g. "left/0 rank 2"."""
+
+    def set_program(self, program_id: int, text: str) -> None:
+        """Names a program for error messages."""
+
+    def add_channel(
+        self, *, local_rank: int, peer_rank: int, outgoing: bool, transport: str, fds: Sequence[int]
+    ) -> None:
+        """Connects one direction between two ranks.
+
+        Args:
+          local_rank: a rank of this process.
+          peer_rank: the other one.
+          outgoing: whether the local rank sends.
+          transport: "tcp" or "shm".
+          fds: owned by the engine from now on, also if this fails. "tcp": connected stream sockets, in the same
+            order on both sides. "shm": a connected stream socket and the memfd of `make_shm_segment`.
+
+        Raises:
+          RuntimeError: unknown transport, unusable descriptors, the channel exists, or the engine is closed.
+        """
+
+    def add_plan(
+        self,
+        plan_id: int,
+        text: str,
+        wire_id: int,
+        device_ordinal: int,
+        sends: Sequence[tuple[int, int, int, int]],
+        recvs: Sequence[tuple[int, int, int, int]],
+        fills: Sequence[tuple[int, int, int]] = ...,
+    ) -> None:
+        """Says what the exchange `plan_id` does on one device. Adding the same again does nothing.
+
+        Args:
+          plan_id: unsigned 64 bits; the custom call carries it.
+          text: the operation for people.
+          wire_id: what both sides must agree on, unsigned 64 bits.
+          device_ordinal: see `set_local_device`, which must come first.
+          sends: (peer rank, operand, byte offset, bytes); all with one peer travel as one message, in this order.
+          recvs: likewise for results.
+          fills: (result, byte offset, bytes) that are set to zero.
+
+        Raises:
+          RuntimeError: the id is in use for something else, or the device has no rank.
+        """
+
+    def wait_failure(self, timeout_s: float) -> Failure | None:
+        """Waits for the first failure that this engine notices; returns the same one ever after.
+
+        Returns:
+          The failure; None after `timeout_s` or when the engine is closed. The GIL is released meanwhile.
+        """
+
+    def abort(self, kind: str, message: str) -> None:
+        """Adopts the world's first error: all exchanges, pending and later ones, complete as failed.
+
+        Does nothing if an error was adopted before.
+        """
+
+    def failure(self) -> Failure | None:
+        """The adopted error."""
+
+    def pending(self) -> list[str]:
+        """One line for each message that is queued or moving: operation, ranks, bytes."""
+
+    def stats(self) -> Stats:
+        """What was moved so far."""
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Fails what is pending, says goodbye to the peers and joins all threads. Idempotent.
+
+        Raises:
+          RuntimeError: threads did not end in time.
+        """
+
+def set_engine(engine: Engine | None) -> None:
+    """Makes this the engine that the custom calls of this process use."""
+
+def registrations() -> dict[str, Any]:
+    """Custom call targets for the CPU platform by name, for `jax.ffi.register_ffi_target`."""
+
+def make_shm_segment(slot_bytes: int = ..., slots: int = ...) -> list[int]:
+    """Makes the shared memory of one channel; the sender's side passes it on.
+
+    Returns:
+      Descriptors, owned by the caller.
+
+    Raises:
+      RuntimeError: sizes that make no sense, or no memory.
+    """
+
+def protocol_version() -> int:
+    """The version that both ends of a channel must share."""

@@ -1,0 +1,408 @@
+"""The native engine through its XLA custom calls, against a peer that speaks the wire protocol from Python."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_hetccl import _native, session
+
+EPOCH = 0xE90C
+PROGRAM = 0xAB
+PLAN = 7
+WIRE = 0x1234
+# magic, version, header bytes, type, index, epoch, program, occurrence, wire id, payload bytes, source, destination, text
+HEADER = struct.Struct("<IHHIIQQQQQII128s")
+MAGIC = 0x4C434348
+TOKEN = jax.ShapeDtypeStruct((4,), jnp.uint32)
+
+
+def header(nbytes: int, **changes: Any) -> bytes:
+    """The header that a well-behaved peer sends."""
+    fields: dict[str, Any] = dict(
+        magic=MAGIC, version=_native.protocol_version(), size=HEADER.size, type=1, index=0, epoch=EPOCH,
+        program=PROGRAM, occurrence=0, wire=WIRE, nbytes=nbytes, source=1, destination=0, text=b"psum/data test",
+    )  # fmt: skip
+    fields.update(changes)
+    return HEADER.pack(*fields.values())
+
+
+class Peer:
+    """Rank 1 of a world whose rank 0 is this process' engine."""
+
+    def __init__(self, engine: _native.Engine) -> None:
+        self.inbox, theirs_out = socket.socketpair()
+        self.outbox, theirs_in = socket.socketpair()
+        for outgoing, sock in ((True, theirs_out), (False, theirs_in)):
+            engine.add_channel(local_rank=0, peer_rank=1, outgoing=outgoing, transport="tcp", fds=[sock.detach()])
+        for sock in (self.inbox, self.outbox):
+            sock.settimeout(10)
+
+    def receive(self) -> tuple[tuple[Any, ...], bytes]:
+        """The next message: header fields and payload."""
+        fields = HEADER.unpack(self._exactly(HEADER.size))
+        return fields, self._exactly(fields[9])
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.inbox.recv(size - len(data))
+            assert part, "the engine closed the connection"
+            data += part
+        return data
+
+    def send(self, payload: bytes, **changes: Any) -> None:
+        self.outbox.sendall(header(len(payload), **changes) + payload)
+
+    def die(self) -> None:
+        self.inbox.close()
+        self.outbox.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[_native.Engine]:
+    """The current engine, with short bounds."""
+    session._register_targets()
+    made = _native.Engine(epoch=EPOCH, timeout_s=0.5, arrival_timeout_s=1.0, mismatch_grace_s=0.2, abort_grace_s=0.1)
+    made.set_local_device(0, 0)
+    made.set_rank_name(0, "left/0 rank 0")
+    made.set_rank_name(1, "right/0 rank 1")
+    _native.set_engine(made)
+    yield made
+    _native.set_engine(None)
+    made.close(5.0)
+
+
+@pytest.fixture
+def peer(engine: _native.Engine) -> Iterator[Peer]:
+    made = Peer(engine)
+    yield made
+    made.die()
+
+
+@pytest.fixture
+def later() -> Iterator[Callable[..., concurrent.futures.Future[Any]]]:
+    """Runs a function on another thread: programs wait for the peer that the test plays."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        yield pool.submit
+
+
+def swap(x: jax.Array, chain: jax.Array, plan: int = PLAN, index: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Sends `x`, receives as much: one exchange with its start and done."""
+    names = dict(plan=np.int64(plan), program=np.int64(PROGRAM), index=np.int64(index))
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    chain, ticket, y = jax.ffi.ffi_call("hetccl_exchange_start", (TOKEN, TOKEN, like), has_side_effect=True)(
+        chain, x, **names
+    )
+    chain, y = jax.ffi.ffi_call(
+        "hetccl_exchange_done", (TOKEN, like), has_side_effect=True, input_output_aliases={2: 1}
+    )(chain, ticket, y, x, **names)
+    return chain, y
+
+
+def check(chain: jax.Array, y: jax.Array) -> jax.Array:
+    like = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    call = jax.ffi.ffi_call("hetccl_check", like, has_side_effect=True, input_output_aliases={1: 0})
+    return call(chain, y)
+
+
+def empty_chain() -> jax.Array:
+    return jnp.zeros((4,), jnp.uint32)
+
+
+@jax.jit
+def swap_and_check(x: jax.Array) -> jax.Array:
+    return check(*swap(x, empty_chain()))
+
+
+@jax.jit
+def swap_only(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return swap(x, empty_chain())
+
+
+def add_plan(engine: _native.Engine, nbytes: int, plan: int = PLAN) -> None:
+    ranges = [(1, 0, 0, nbytes)]
+    engine.add_plan(plan, "psum/data test", WIRE, 0, ranges, ranges)
+
+
+def test_moves_bytes_both_ways_and_counts_them(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.arange(1000, dtype=np.float32)
+    add_plan(engine, x.nbytes)
+    for run in range(3):
+        result = later(lambda: np.asarray(swap_and_check(x)))
+        fields, payload = peer.receive()
+        assert payload == x.tobytes()
+        assert fields[0] == MAGIC and fields[5] == EPOCH and fields[6] == PROGRAM
+        assert fields[7] == run, "the occurrence counts the runs"
+        assert fields[12].rstrip(b"\0") == b"psum/data test"
+        peer.send((2 * x).tobytes(), occurrence=run)
+        np.testing.assert_array_equal(result.result(10), 2 * x)
+    stats = engine.stats()
+    assert stats["peers"][1]["bytes_sent"] == stats["bytes_sent"] == 3 * x.nbytes
+    assert stats["peers"][1]["bytes_received"] == 3 * x.nbytes
+    assert stats["peers"][1]["messages_sent"] == 3
+    assert stats["in_flight"] == 0 and stats["copies"] == 0
+    assert engine.failure() is None
+
+
+def test_data_may_arrive_before_and_in_pieces(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.arange(50_000, dtype=np.int32)
+    add_plan(engine, x.nbytes)
+    message = header(x.nbytes) + x.tobytes()
+    peer.outbox.sendall(message[:100])
+    result = later(lambda: np.asarray(swap_and_check(-x)))
+    for start in range(100, len(message), 33_333):
+        time.sleep(0.01)
+        peer.outbox.sendall(message[start : start + 33_333])
+    peer.receive()
+    np.testing.assert_array_equal(result.result(10), x)
+
+
+def test_several_exchanges_keep_their_order(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(10, np.float32)
+    add_plan(engine, x.nbytes)
+
+    @jax.jit
+    def three(x: jax.Array) -> jax.Array:
+        chain = empty_chain()
+        for index in range(3):
+            chain, x = swap(x + 1, chain, index=index)
+        return check(chain, x)
+
+    result = later(lambda: np.asarray(three(x)))
+    for index in range(3):
+        fields, payload = peer.receive()
+        assert fields[4] == index
+        peer.send((10 * np.frombuffer(payload, np.float32)).tobytes(), index=index)
+    np.testing.assert_array_equal(result.result(10), np.full(10, 2110, np.float32))
+
+
+def test_python_is_free_while_a_program_waits(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(10, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.receive()
+    line = engine.pending()[-1]  # the sending half may still be about to end
+    assert line.startswith("psum/data test") and "0 of 40 bytes from right/0 rank 1" in line
+    assert not result.done()
+    peer.send(x.tobytes())
+    result.result(10)
+    assert engine.pending() == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
+     ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.float8_e5m2fnuz, ml_dtypes.float8_e4m3fnuz, np.complex64],
+)  # fmt: skip
+def test_a_failed_exchange_delivers_nan(engine: _native.Engine, peer: Peer, later: Any, dtype: Any) -> None:
+    x = jnp.ones(100, dtype)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: jax.block_until_ready(swap_only(x)))
+    peer.receive()
+    engine.abort("timeout", "agreed by all")
+    chain, y = result.result(10)
+    assert np.isnan(np.asarray(y).astype(np.complex64)).all()
+    assert int(chain[3]) == 1
+    with pytest.raises(jax.errors.JaxRuntimeError, match="hetccl timeout: agreed by all"):
+        jax.block_until_ready(swap_and_check(x))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint16, np.bool_])
+def test_a_failed_exchange_delivers_zero_where_there_is_no_nan(
+    engine: _native.Engine, peer: Peer, later: Any, dtype: Any
+) -> None:
+    x = jnp.ones(100, dtype)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: jax.block_until_ready(swap_only(x)))
+    peer.receive()
+    engine.abort("timeout", "agreed by all")
+    chain, y = result.result(10)
+    assert not np.asarray(y).any()
+    assert int(chain[3]) == 1
+
+
+def test_the_failed_flag_travels_along_the_chain(engine: _native.Engine, peer: Peer) -> None:
+    x = jnp.ones(10, jnp.float32)
+    add_plan(engine, x.nbytes)
+    engine.abort("peer_lost", "right is gone")
+
+    @jax.jit
+    def two(x: jax.Array) -> jax.Array:
+        chain, x = swap(x, empty_chain())
+        chain, x = swap(x, chain, index=1)
+        return chain
+
+    assert int(two(x)[3]) == 1
+
+
+def test_status_reports_a_failure_that_no_exchange_met(engine: _native.Engine) -> None:
+    read = jax.jit(lambda c: jax.ffi.ffi_call("hetccl_status", TOKEN, has_side_effect=True)(c))
+    assert int(read(empty_chain())[3]) == 0
+    engine.abort("timeout", "elsewhere")
+    assert int(read(empty_chain())[3]) == 1
+    _native.set_engine(None)
+    assert int(read(empty_chain())[3]) == 1
+
+
+def failed(engine: _native.Engine, result: concurrent.futures.Future[Any]) -> _native.Failure:
+    """The failure that the engine noticed, after the program has raised it too."""
+    failure = engine.wait_failure(10.0)
+    assert failure is not None
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        result.result(10)
+    assert failure.message in str(error.value)
+    adopted = engine.failure()
+    assert adopted is not None and adopted.message == failure.message
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (dict(index=4), "exchange #4"),
+        (dict(wire=1, text=b"pmax/data other"), "pmax/data other"),
+        (dict(occurrence=2), "run 2"),
+        (dict(program=0xCD), "program cd"),
+        (dict(epoch=1), "another world"),
+    ],
+)
+def test_mismatches_show_both_sides(
+    engine: _native.Engine, peer: Peer, later: Any, changes: dict[str, Any], expected: str
+) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.send(x.tobytes(), **changes)
+    failure = failed(engine, result)
+    assert failure.kind == "mismatch"
+    for part in (expected, "psum/data test", "left/0 rank 0", "right/0 rank 1"):
+        assert part in failure.message
+
+
+def test_another_size_is_a_mismatch(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.send(x.tobytes()[:8])
+    assert "8 bytes" in failed(engine, result).message
+
+
+def test_garbage_is_corrupt(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.outbox.sendall(b"GET / HTTP/1.1\r\n" * 20)
+    assert failed(engine, result).kind == "corrupt"
+
+
+def test_another_protocol_version_says_so(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.send(x.tobytes(), version=_native.protocol_version() + 1)
+    assert "same jax_hetccl" in failed(engine, result).message
+
+
+def test_a_dead_peer_is_noticed_at_once(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.receive()
+    begin = time.monotonic()
+    peer.die()
+    failure = engine.wait_failure(10.0)
+    assert time.monotonic() - begin < 0.5
+    assert failure is not None and failure.kind == "peer_lost"
+    assert "right/0 rank 1" in failure.message and "psum/data test" in failure.message
+    failed(engine, result)
+
+
+def test_a_peer_that_never_arrives_times_out(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    failure = failed(engine, result)
+    assert failure.kind == "timeout"
+    assert "0 of 16 bytes from right/0 rank 1" in failure.message
+    assert "HETCCL_ARRIVAL_TIMEOUT" in failure.message
+
+
+def test_a_peer_that_stops_in_the_middle_times_out(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(1000, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: np.asarray(swap_and_check(x)))
+    peer.outbox.sendall(header(x.nbytes) + x.tobytes()[:1500])
+    failure = failed(engine, result)
+    assert failure.kind == "timeout" and "1500 of 4000 bytes" in failure.message
+
+
+def test_a_program_without_a_world_says_what_to_do() -> None:
+    session._register_targets()
+    _native.set_engine(None)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"initialize\(\)"):
+        jax.block_until_ready(swap_and_check(jnp.ones(4)))
+
+
+def test_an_unknown_plan_says_what_to_do(engine: _native.Engine) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no plan 7 for device ordinal 0"):
+        jax.block_until_ready(swap_and_check(jnp.ones(4)))
+
+
+def test_a_closed_engine_says_so(engine: _native.Engine) -> None:
+    add_plan(engine, 16)
+    engine.close(5.0)
+    engine.close(5.0)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="shut down"):
+        jax.block_until_ready(swap_and_check(jnp.ones(4)))
+
+
+def test_closing_fails_what_is_under_way(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+    result = later(lambda: jax.block_until_ready(swap_only(x)))
+    peer.receive()
+    engine.close(5.0)
+    chain, y = result.result(10)
+    assert np.isnan(y).all() and int(chain[3]) == 1
+    failure = engine.failure()
+    assert failure is not None and failure.kind == "aborted"
+
+
+def test_closing_says_goodbye(engine: _native.Engine, peer: Peer) -> None:
+    time.sleep(0.05)
+    engine.close(5.0)
+    assert HEADER.unpack(peer.inbox.recv(HEADER.size))[3] == 2
+    assert peer.outbox.recv(10) == b"G"
+    assert peer.inbox.recv(1) == b"" == peer.outbox.recv(1)
+
+
+def test_bad_arguments_are_errors(engine: _native.Engine) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(RuntimeError, match='unknown transport "pigeon"; known ones: shm, tcp'):
+        engine.add_channel(local_rank=0, peer_rank=1, outgoing=True, transport="pigeon", fds=[ours.detach()])
+    with pytest.raises(RuntimeError, match="slots of 4 KB"):
+        _native.make_shm_segment(10, 10)
+    add_plan(engine, 16)
+    add_plan(engine, 16)
+    with pytest.raises(RuntimeError, match="must be unique"):
+        add_plan(engine, 32)
+    with pytest.raises(RuntimeError, match="set_local_device"):
+        engine.add_plan(8, "psum", 1, 55, [], [])
+
+
+def test_wait_failure_ends_with_the_engine(engine: _native.Engine, later: Any) -> None:
+    assert engine.wait_failure(0.01) is None
+    waiting = later(engine.wait_failure, 30.0)
+    engine.close(5.0)
+    assert waiting.result(5) is None
