@@ -1,8 +1,8 @@
 """What one device computes in a sync: its share of every array, exchanged, combined, and gathered from the replicas.
 
 Bits: a cluster's value crosses as it is; everyone combines the clusters' values in the same order; floats below 32
-bits are combined in float32 and rounded once, explicitly. What is sent passes through an opaque call first: a compiler
-could compute the own value again, fused with what follows, and then differ from the bytes that were sent.
+bits are combined in float32 and rounded once, explicitly. What is sent passes through the start: a compiler could compute
+the own value again, fused with what follows, and then differ from the bytes that were sent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Shard:
         weight: Array | None = None  # 1 / the sum of all weights
         step = 0
         for group in _rounds(self.spec):
-            sends = [_opaque([self.outgoing(i, arrays) for i in bucket]) for bucket in group]
+            sends = [[self.outgoing(i, arrays) for i in bucket] for bucket in group]
             stride = 2 if self.spec.owned else 1
             recvs = [[(i, self.spec.wire(i)) for i in b for _ in range(self.spec.clusters - 1)] for b in group]
             steps = [step + stride * n for n in range(len(group))]
@@ -111,11 +111,14 @@ class Shard:
         started = []
         for step, out, into in zip(steps, sends, recvs, strict=True):
             types = [jax.ShapeDtypeStruct((self.buffer(i),), dtype) for i, dtype in into]
-            call = jax.ffi.ffi_call(START, [token, token, *types], has_side_effect=True)
-            chain, ticket, *buffers = call(chain, *out, **self.names(step))
-            started.append((ticket, buffers))
+            kept = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in out]
+            aliases = {1 + i: 2 + len(types) + i for i in range(len(out))}
+            results = [token, token, *types, *kept]
+            call = jax.ffi.ffi_call(START, results, has_side_effect=True, input_output_aliases=aliases)
+            chain, ticket, *buffers = call(chain, *out, **self.names(step), kept=np.int64(len(out)))
+            started.append((ticket, buffers[: len(types)], buffers[len(types) :]))
         result = []
-        for step, out, (ticket, buffers) in zip(steps, sends, started, strict=True):
+        for step, (ticket, buffers, out) in zip(steps, started, strict=True):
             types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in buffers]
             aliases = {2 + i: 1 + i for i in range(len(buffers))}
             call = jax.ffi.ffi_call(DONE, [token, *types], has_side_effect=True, input_output_aliases=aliases)
@@ -157,7 +160,7 @@ class Shard:
         """Second phase of owned syncs: takes the other owners' elements from them."""
         arrays = [[i for i in bucket if i < len(self.spec.items)] for bucket in group]
         sends = [
-            _opaque([lax.convert_element_type(v, self.spec.result_wire(i)) for i, v in zip(a, values, strict=True)])
+            [lax.convert_element_type(v, self.spec.result_wire(i)) for i, v in zip(a, values, strict=True)]
             for a, values in zip(arrays, shared, strict=True)
         ]
         recvs = [[(i, self.spec.result_wire(i)) for i in a] for a in arrays]
