@@ -214,6 +214,8 @@ def _meetings(leaf: Leaf, me: int, rank: int, other: int) -> Iterator[tuple[int,
     """What a rank's share has in common with those of another cluster: (peer, owner, first element, elements)."""
     mine = leaf.shares[me][rank]
     for peer, theirs in leaf.shares[other].items():
+        if any(x[0] >= y[1] or y[0] >= x[1] for x, y in zip(mine.box, theirs.box, strict=True)):
+            continue
         for cell, owner in leaf.cells:
             for at, _, n in runs(mine, theirs, cell):
                 yield peer, owner, at, n
