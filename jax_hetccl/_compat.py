@@ -85,7 +85,7 @@ class Hooks(Protocol):
         """Orders the exchanges of a whole lowered program, in place."""
         ...
 
-    def compiled(self) -> None:
+    def compiled(self, module: ir.Module) -> None:
         """Is told when XLA has compiled a program."""
         ...
 
@@ -535,7 +535,7 @@ def _reporting(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             hooks.compile_failed(module, error)
             raise
-        hooks.compiled()
+        hooks.compiled(module)
         return result
 
     return compile_or_get_cached
@@ -605,7 +605,9 @@ def _local_lowering(ctx: Any, *args: Any, of: str, axis: str, groups: Any = None
         return _stock_rule(parallel.axis_index_p)(ctx, axis_name=axis)
     if of == "pmax":
         return _stock_rule(parallel.pmax_p)(ctx, *args, axes=(axis,), axis_index_groups=None)
-    params = dict(axis_name=(axis,), all_gather_dimension=0, axis_index_groups=groups, axis_size=len(groups[0]), tiled=True)
+    params = dict(
+        axis_name=(axis,), all_gather_dimension=0, axis_index_groups=groups, axis_size=len(groups[0]), tiled=True
+    )
     return _stock_rule(parallel.all_gather_p)(ctx, *args, **params)
 
 
@@ -616,7 +618,9 @@ def _chain_begin_lowering(ctx: Any) -> Any:
 
 def _chain_end_lowering(ctx: Any, chain: Any, *arrays: Any, key: int) -> Any:
     attributes = {"plan": mlir.ir_attribute(np.uint64(key).astype(np.int64))}
-    return list(custom_call(CHAIN_END, [chain, *arrays], [x.type for x in arrays], attributes, side_effect=True).results)
+    return list(
+        custom_call(CHAIN_END, [chain, *arrays], [x.type for x in arrays], attributes, side_effect=True).results
+    )
 
 
 def _on_one_device_lowering(ctx: Any, *args: Any, fn: Any, label: str, results: int) -> Any:

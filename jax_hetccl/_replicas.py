@@ -43,13 +43,15 @@ def check_replicas(tree: Any, resync: bool = False) -> Any:
     if difference is None:
         return tree
     if not resync:
-        raise MismatchError(f"check_replicas: {difference}. hetccl.check_replicas(tree, resync=True) copies the first cluster's.")
+        raise MismatchError(
+            f"check_replicas: {difference}. hetccl.check_replicas(tree, resync=True) copies the first cluster's."
+        )
     return broadcast(tree, root=0)
 
 
 def _difference(said: list[tuple[str, Any]]) -> str | None:
     """What the processes' checksums differ in, first leaf first."""
-    (first, expected), *others = said
+    expected = said[0][1]
     for i in range(max(len(leaves) for _, leaves in said)):
         found: dict[str, list[str]] = {}
         for name, leaves in said:

@@ -89,8 +89,8 @@ class SpanningHooks:
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)
 
-    def compiled(self) -> None:
-        self.syncs.finish()
+    def compiled(self, module: ir.Module) -> None:
+        self.syncs.finish(lambda: str(module))
 
     def compile_failed(self, module: ir.Module, error: Exception) -> None:
         """The other clusters may be waiting in this program already: they all get this cluster's error."""

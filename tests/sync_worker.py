@@ -53,7 +53,9 @@ def place(x: np.ndarray, spec: P, mesh: jax.sharding.Mesh = MESH) -> jax.Array:
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda i: x[i])
 
 
-def put(tree: dict[str, np.ndarray], specs: dict[str, P] = SPECS, mesh: jax.sharding.Mesh = MESH) -> dict[str, jax.Array]:
+def put(
+    tree: dict[str, np.ndarray], specs: dict[str, P] = SPECS, mesh: jax.sharding.Mesh = MESH
+) -> dict[str, jax.Array]:
     return {k: place(x, specs[k], mesh) for k, x in tree.items()}
 
 
@@ -107,7 +109,9 @@ def narrow_floats() -> None:
     """bfloat16 and float16 are added in float32 and rounded once."""
     for dtype in (jnp.bfloat16, np.float16, jnp.float8_e5m2):
         wide = combined(np.add, [jax.tree.map(lambda x: x.astype(np.float32), t) for t in everyone(dtype)])
-        expect(jax.jit(lambda t: hetccl.sync(t, "sum"))(put(host(C, dtype))), jax.tree.map(lambda x: x.astype(dtype), wide))
+        expect(
+            jax.jit(lambda t: hetccl.sync(t, "sum"))(put(host(C, dtype))), jax.tree.map(lambda x: x.astype(dtype), wide)
+        )
 
 
 def other_types() -> None:
@@ -117,7 +121,9 @@ def other_types() -> None:
             expect(jax.jit(lambda t: hetccl.sync(t, "sum"))(put(host(C, dtype))), combined(np.add, everyone(dtype)))
         expect(jax.jit(lambda t: hetccl.sync(t, "min"))(put(host(C, dtype))), combined(np.minimum, everyone(dtype)))
     expect(jax.jit(lambda t: hetccl.sync(t, "max"))(put(host(C, np.bool_))), combined(np.maximum, everyone(np.bool_)))
-    trees = [{k: (v + 1j * v[::-1] if v.ndim else v + 1j).astype(np.complex64) for k, v in t.items()} for t in everyone()]
+    trees = [
+        {k: (v + 1j * v[::-1] if v.ndim else v + 1j).astype(np.complex64) for k, v in t.items()} for t in everyone()
+    ]
     expect(jax.jit(lambda t: hetccl.sync(t, "sum"))(put(trees[C])), combined(np.add, trees))
     small = [{k: (v % 3).astype(jnp.int4) for k, v in t.items() if k != "z"} for t in everyone(np.uint8)]
     wide = combined(np.maximum, [jax.tree.map(lambda x: x.astype(np.int8), t) for t in small])
@@ -218,7 +224,9 @@ def explicit_axes() -> None:
     with jax.set_mesh(mesh):
         expect(run(put(host(C), mesh=mesh)), want)
         seen: list[Any] = []
-        jax.eval_shape(lambda t: seen.append(jax.typeof(hetccl.sync(t, "sum")["w"]).sharding.spec), put(host(C), mesh=mesh))
+        jax.eval_shape(
+            lambda t: seen.append(jax.typeof(hetccl.sync(t, "sum")["w"]).sharding.spec), put(host(C), mesh=mesh)
+        )
         assert seen[0] == SPECS["w"] or tuple(seen[0]) == (*SPECS["w"], None), seen
 
 
@@ -309,7 +317,8 @@ def main() -> None:
         try:
             value = globals()[name]()
             shards = [
-                np.asarray(x.addressable_data(0)).tobytes() if x.is_fully_replicated else b"" for x in jax.tree.leaves(value)
+                np.asarray(x.addressable_data(0)).tobytes() if x.is_fully_replicated else b""
+                for x in jax.tree.leaves(value)
             ]
             if value is not None and all(x.is_fully_addressable for x in jax.tree.leaves(value)):
                 shards = [np.asarray(x).tobytes() for x in jax.tree.leaves(value)]

@@ -9,9 +9,10 @@ import subprocess
 import sys
 
 import pytest
+from meeting import SECRET, free_port
+
 from harness.process import IN_PLACE, TESTS
 from harness.pythons import other_pythons
-from meeting import SECRET, free_port
 
 SCENARIOS = (
     "operations",
@@ -35,7 +36,9 @@ NAMES = ("left", "right", "third")
 
 
 @functools.cache
-def run(layout: str, scenarios: tuple[str, ...], pythons: tuple[str, ...] = (sys.executable,)) -> dict[str, dict[str, str]]:
+def run(
+    layout: str, scenarios: tuple[str, ...], pythons: tuple[str, ...] = (sys.executable,)
+) -> dict[str, dict[str, str]]:
     """Runs scenarios in one world: process name -> scenario -> what came of it."""
     clusters = [[int(n) for n in part.split("+")] for part in layout.split("/")]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HETCCL_", "JAX_", "XLA_", "PYTHONPATH"))}

@@ -14,16 +14,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax_hetccl._errors import AgreementError, HetcclError
+from jax_hetccl._world import World
 from jax_hetccl.exchange import fingerprint
 from jax_hetccl.ordering.module import teach
 from jax_hetccl.plan import Plan
 from jax_hetccl.syncing import shares
 from jax_hetccl.syncing.spec import Spec
-from jax_hetccl._world import World
 
 # The name of a sync's function in lowered programs.
 OPERATION = "hetccl_sync"
@@ -150,8 +150,12 @@ class Syncs:
             error, self._error = self._error, None
             return error
 
-    def finish(self) -> None:
-        """Waits for the other clusters' layouts of all syncs compiled so far, and tells the engine the plans.
+    def finish(self, text: Callable[[], str]) -> None:
+        """Waits for the other clusters' layouts of the syncs of a program, and tells the engine the plans.
+
+        Args:
+          text: the program that has been compiled. Programs of one device settle their syncs when they are lowered, which
+            may be long before; only those in the text are waited for.
 
         Raises:
           AgreementError: another cluster syncs something else; names both and the first array that differs.
@@ -159,6 +163,9 @@ class Syncs:
         """
         with self._lock:
             waiting = [e for e in self._entries.values() if e.layout is not None and not e.taught]
+        if any(e.token is None for e in waiting):
+            program = text()
+            waiting = [e for e in waiting if e.token is not None or f"program = {signed(e.spec.key)} :" in program]
         for entry in sorted(waiting, key=lambda e: e.number):
             layouts = self._collect(entry)
             for lesson in lessons(entry.spec, layouts, self._world.cluster, self._world.local_ranks):
@@ -191,6 +198,11 @@ class Syncs:
                 raise AgreementError(_difference(entry.spec, theirs, here, info.name))
             layouts.append(Layout.unpacked(theirs))
         return layouts
+
+
+def signed(number: int) -> int:
+    """An unsigned 64-bit number's bit pattern as a signed one, as attributes hold it."""
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _difference(spec: Spec, theirs: Mapping[str, Any], here: str, there: str) -> str:

@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_hetccl import _compat
 from jax_hetccl._errors import HetcclError
+from jax_hetccl._world import World
 from jax_hetccl.syncing.agree import OPERATION, Layout, Syncs
 from jax_hetccl.syncing.shard import DEVICES, Shard
 from jax_hetccl.syncing.spec import Spec
-from jax_hetccl._world import World
 
 
 def operation(world: World, syncs: Syncs, spec: Spec) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from jax_hetccl.decompose.common import rounding
 from jax_hetccl.exchange import CHAIN_WORDS, CHECK, DONE, START
 from jax_hetccl.ordering.module import INFLIGHT_BYTES
 from jax_hetccl.syncing import shares
-from jax_hetccl.syncing.agree import Layout, ids
+from jax_hetccl.syncing.agree import Layout, ids, signed
 from jax_hetccl.syncing.spec import Spec
 
 DEVICES = "hetccl_devices"  # the axis over all devices of a program, in its order
@@ -128,7 +128,7 @@ class Shard:
 
     def names(self, step: int) -> dict[str, Any]:
         plan, program = ids(self.spec, self.layout, step)
-        return {"plan": _signed(plan), "program": _signed(program), "index": np.int64(step)}
+        return {"plan": np.int64(signed(plan)), "program": np.int64(signed(program)), "index": np.int64(step)}
 
     def buffer(self, i: int) -> int:
         """Elements of an array's buffers."""
@@ -168,7 +168,9 @@ class Shard:
         results = []
         for a, (theirs, own) in zip(arrays, received, strict=True):
             chosen = [lax.select(self.owned(i), o, t) for i, t, o in zip(a, theirs, own, strict=True)]
-            results.append([lax.convert_element_type(v, self.spec.arrays[i].dtype) for i, v in zip(a, chosen, strict=True)])
+            results.append(
+                [lax.convert_element_type(v, self.spec.arrays[i].dtype) for i, v in zip(a, chosen, strict=True)]
+            )
         return chain, results
 
     def owned(self, i: int) -> Array:
@@ -230,7 +232,3 @@ def _rounds(spec: Spec) -> list[list[tuple[int, ...]]]:
         result[-1].append(bucket)
         size += n
     return result
-
-
-def _signed(number: int) -> np.int64:
-    return np.uint64(number).astype(np.int64)
