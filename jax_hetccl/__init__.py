@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_hetccl._barrier import barrier
     from jax_hetccl._broadcast import broadcast
     from jax_hetccl._errors import (
         AgreementError,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
         RendezvousError,
         UnsupportedError,
     )
+    from jax_hetccl._replicas import check_replicas
+    from jax_hetccl._sync import sync
     from jax_hetccl._world import World, check, world
     from jax_hetccl.collectives import (
         all_gather,
@@ -62,6 +65,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "_world": ("World", "check", "world"),
     "_broadcast": ("broadcast",),
+    "_barrier": ("barrier",),
+    "_replicas": ("check_replicas",),
+    "_sync": ("sync",),
     "collectives": (
         "all_gather",
         "all_to_all",
@@ -97,8 +103,10 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
+    "barrier",
     "broadcast",
     "check",
+    "check_replicas",
     "initialize",
     "local",
     "make_mesh",
@@ -114,6 +122,7 @@ __all__ = [
     "send",
     "sharded_cotangents",
     "shutdown",
+    "sync",
     "world",
 ]
 

@@ -11,8 +11,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_hetccl import session
-from jax_hetccl._errors import ConfigError, UnsupportedError
+from jax_hetccl._errors import AgreementError, ConfigError, UnsupportedError
 from jax_hetccl.agreement import WORLD_AXIS, world_mesh
+from jax_hetccl.exchange import fingerprint
+from jax_hetccl.syncing.combine import combine
 
 
 def broadcast(tree: Any, root: int | str = 0) -> Any:
@@ -22,16 +24,18 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
     It moves as many bytes as a sum of the tree.
 
     Args:
-      tree: arrays of the same shapes and dtypes in every cluster. Leaves are replicated over their cluster, or sharded
-        over devices of one process.
-      root: the cluster to copy from, by index or name. Of a cluster of several processes, its first device counts.
+      tree: arrays of the same shapes and dtypes in every cluster, with any sharding. What is sharded, in any cluster,
+        is sharded over all devices of that cluster.
+      root: the cluster to copy from, by index or name. Of its replicas of an array that no cluster shards, that on its
+        first device counts; other replicas must be equal.
 
     Returns:
       The root's values with this process's shardings.
 
     Raises:
       ConfigError: there is no cluster ``root``.
-      UnsupportedError: a leaf is sharded over several processes.
+      UnsupportedError: a leaf is sharded without a mesh.
+      AgreementError: the clusters' trees differ.
 
     Example:
       >>> params = hetccl.broadcast(params)
@@ -43,12 +47,82 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
         raise ConfigError(
             f"broadcast: no cluster {root!r}; the clusters are {', '.join(names)} (0 to {len(names) - 1})"
         )
-    leaves, treedef = jax.tree.flatten(tree)
+    paths, treedef = jax.tree.flatten_with_path(tree)
+    leaves = [leaf for _, leaf in paths]
+    batches, name = _agreed(leaves)
+    sharded = {i for batch in batches for i in batch}
+    results: list[Any] = [None] * len(leaves)
     mesh = world_mesh()
+    whole = [i for i in range(len(leaves)) if i not in sharded]
+    if whole:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        inputs = [_replicated(_host_value(leaves[i]), everywhere) for i in whole]
+        outputs = _program(mesh)(jnp.int32(world.clusters[index].first_rank), inputs)
+        for i, out in zip(whole, outputs, strict=True):
+            results[i] = _like(leaves[i], out)
+    for batch in batches:
+        names = [jax.tree_util.keystr(paths[i][0]) for i in batch]
+        found = _by_shards([leaves[i] for i in batch], names, index == world.cluster, name)
+        for i, out in zip(batch, found, strict=True):
+            results[i] = out
+    return jax.tree.unflatten(treedef, results)
+
+
+def _agreed(leaves: list[Any]) -> tuple[list[list[int]], str]:
+    """Which leaves are sharded in some cluster, in batches for one program each, and a name for the shardings of all
+    clusters together."""
+    world = session.hooks().world
+    mine = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not x.is_fully_replicated]
+    layouts = fingerprint([(i, str(leaves[i].sharding)) for i in mine])
+    for i in mine:
+        if not isinstance(leaves[i].sharding, NamedSharding):
+            raise UnsupportedError(f"broadcast: leaf {i} has the sharding {leaves[i].sharding}; shard it over a mesh")
+    meshes = len({leaves[i].sharding.mesh for i in mine})
+    said = world.control.meet("broadcast", [mine, layouts, len(leaves), meshes], world.config.arrival_timeout)
+    for member, (_, _, number, _) in said.items():
+        if number != len(leaves):
+            raise AgreementError(
+                f"broadcast: the tree has {len(leaves)} leaves here and {number} in {world.control.members[member].name}"
+            )
+    sharded = sorted({i for theirs, *_ in said.values() for i in theirs})
+    # A process names its sharding in its own way, so each cluster's first counts.
+    first = {m.cluster: m.index for m in reversed(world.control.members)}
+    one_program = all(number <= 1 for *_, number in said.values())  # jit takes arrays of one mesh
+    batches = [[i] for i in sharded] if not one_program else [sharded] if sharded else []
+    return batches, f"broadcast {fingerprint([said[first[c]][1] for c in sorted(first)]):016x}"
+
+
+def _by_shards(leaves: list[Any], names: list[str], is_root: bool, name: str) -> list[Any]:
+    """Broadcasts arrays of which each device sends and receives its own shards."""
+    hooks = session.hooks()
+    mesh = next((x.sharding.mesh for x in leaves if _is_sharded(x)), world_mesh())
     everywhere = NamedSharding(mesh, PartitionSpec())
-    inputs = [_replicated(_host_value(leaf), everywhere) for leaf in leaves]
-    outputs = _program(mesh)(jnp.int32(world.clusters[index].first_rank), inputs) if inputs else []
-    return jax.tree.unflatten(treedef, [_like(leaf, out) for leaf, out in zip(leaves, outputs, strict=True)])
+    placed = [x if _is_sharded(x) else _replicated(_host_value(x), everywhere) for x in leaves]
+    keys = [jax.random.key_data(x) if _is_key(x) else x for x in placed]
+
+    def keep_root(mine: jax.Array, arrays: list[jax.Array]) -> list[jax.Array]:
+        split = [_to_bits(x) for x in arrays]
+        bits = [jnp.where(mine, b, jnp.zeros_like(b)) for part in split for b in part]
+        paths = [path for path, part in zip(names, split, strict=True) for _ in part]
+        found = iter(combine(hooks.world, hooks.syncs, "sum", paths, bits, None, name))
+        return [_from_bits([next(found) for _ in part], x.dtype) for part, x in zip(split, arrays, strict=True)]
+
+    outs = jax.jit(keep_root, out_shardings=[x.sharding for x in keys])(jnp.asarray(is_root), keys)
+    results = []
+    for x, out in zip(leaves, outs, strict=True):
+        if _is_sharded(x):
+            results.append(jax.random.wrap_key_data(out, impl=jax.random.key_impl(x)) if _is_key(x) else out)
+        else:
+            results.append(_like(x, out))
+    return results
+
+
+def _is_sharded(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_replicated
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 @functools.lru_cache(maxsize=1)

@@ -21,6 +21,7 @@ from jax_hetccl.decompose import RULES
 from jax_hetccl.decompose.common import Site
 from jax_hetccl.exchange import START, Registry
 from jax_hetccl.ordering import module as ordering
+from jax_hetccl.syncing.agree import OPERATION, Syncs
 
 
 class SpanningHooks:
@@ -30,6 +31,7 @@ class SpanningHooks:
         self.world = world
         self.agreement = Agreement(world)
         self.registry = Registry()
+        self.syncs = Syncs(world)
 
     def spans(self, axis: object) -> bool:
         return self.agreement.spans(axis) and not _compat.in_local()
@@ -87,15 +89,21 @@ class SpanningHooks:
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)
 
+    def compiled(self, module: ir.Module) -> None:
+        self.syncs.finish(lambda: str(module))
+
     def compile_failed(self, module: ir.Module, error: Exception) -> None:
         """The other clusters may be waiting in this program already: they all get this cluster's error."""
-        if START in str(module):
+        text = str(module)
+        if START in text or OPERATION in text:
             world = self.world
             self.world.fail(
                 "agreement",
                 f"cluster {world.clusters[world.cluster].name!r} could not compile a program with collectives over a "
                 f"spanning axis, which the other clusters may be running: {type(error).__name__}: {error}",
             )
+        if cause := self.syncs.take_error():
+            raise cause from error
 
 
 class _ShardedCotangents(threading.local):

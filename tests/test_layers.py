@@ -23,16 +23,18 @@ LAYERS: list[set[str]] = [
     {"_world"},
     {"agreement"},
     {"decompose", "ordering"},
+    {"syncing"},
     {"spanning"},
     {"session"},
-    {"_broadcast", "collectives", "p2p"},
+    {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
+    {"_replicas"},
     {""},  # the public names
     {"launch"},
     {"demo"},
     {"cli"},
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
-PURE = ("plan", "ordering.schedule")
+PURE = ("plan", "ordering.schedule", "syncing.shares")
 
 
 def _group(module: str) -> str:

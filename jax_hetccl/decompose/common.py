@@ -199,6 +199,11 @@ _IEEE_LIKE = {
 }
 
 
+def rounding(dtype: np.dtype) -> tuple[int, int] | None:
+    """The exponent and mantissa bits to which ``reduce_precision`` rounds for a narrow float type, if it can."""
+    return _IEEE_LIKE.get(np.dtype(dtype))
+
+
 def is_packed(dtype: np.dtype) -> bool:
     """Whether several values share a byte in a device buffer."""
     if jnp.issubdtype(dtype, jnp.integer):

@@ -103,7 +103,7 @@ class _Pass:
     def has_exchange(self, op: ir.Operation) -> bool:
         """Whether an exchange runs when the operation does."""
         if op.name == "stablehlo.custom_call":
-            return rewrite.target(op) == exchange.MARKER
+            return rewrite.target(op) in (exchange.MARKER, _compat.CHAIN_BEGIN, _compat.CHAIN_END)
         for name in rewrite.callees(op):
             if name not in self._has:
                 self._has[name] = False
@@ -201,7 +201,13 @@ class _Pass:
                 return self.branch(op, chain, checked)
             case "sdy.manual_computation":
                 return self.manual(op, chain, checked)
-        inner = next(t for t in rewrite.texts(op, self.registry))
+            case "stablehlo.custom_call" if rewrite.target(op) == _compat.CHAIN_BEGIN:
+                op.result.replace_all_uses_with(chain)
+                op.erase()
+                return chain
+            case "stablehlo.custom_call" if rewrite.target(op) == _compat.CHAIN_END:
+                return self.own_exchanges(op)
+        inner = next((t for t in rewrite.texts(op, self.registry)), "sync")
         raise UnsupportedError(
             f"{inner}: a collective over a spanning axis stands inside a {op.name} operation, through which exchanges "
             "cannot be ordered. Move the collective out of it; jit, scan, while_loop, cond, remat and shard_map are fine."
@@ -258,6 +264,17 @@ class _Pass:
         rewrite.extend_end(block, inner)
         chain = op.results[-1]
         return chain if full or checked else self.check_alone(op, chain)
+
+    def own_exchanges(self, op: ir.Operation) -> ir.Value:
+        """The end of a piece of program that has its exchanges already; returns the chain behind it."""
+        self.lines.append(f"{rewrite.plan_id(op):016x}")
+        chain, *through = op.operands
+        if rewrite.target(chain.owner) == _compat.PARTITIONED:  # with exchanges inside, it may not be dropped or doubled
+            chain.owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+        for old, value in zip(exchange.values(op), through, strict=True):
+            old.replace_all_uses_with(value)
+        op.erase()
+        return chain
 
     # --- checks ---
 

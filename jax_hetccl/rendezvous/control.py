@@ -52,6 +52,7 @@ class ControlPlane:
         self._joined = joined
         self._condition = threading.Condition()
         self._values: dict[str, dict[int, Any]] = {}
+        self._meetings: dict[str, int] = {}
         self._handlers: list[tuple[str, Handler]] = []
         self._lost_handlers: list[Callable[[int, str], None]] = []
         self._outbox: collections.deque[bytes] = collections.deque()
@@ -119,6 +120,20 @@ class ControlPlane:
                         "and does it run the same program as this process?"
                     )
                 self._condition.wait(remaining)
+
+    def meet(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
+        """Gives all members each other's value; the n-th call with a key meets the others' n-th.
+
+        Returns and raises what `collect` does. After a timeout the next call is the same meeting again.
+        """
+        with self._condition:
+            here = f"{key}/{self._meetings.get(key, 0)}"
+        self.publish(here, value)
+        values = self.collect(here, None, timeout)
+        with self._condition:
+            self._meetings[key] = self._meetings.get(key, 0) + 1
+            del self._values[here]  # everybody came, so nothing more comes
+        return values
 
     def subscribe(self, prefix: str, handler: Callable[[int, str, Any], None]) -> None:
         """Calls `handler(member, key, value)` for messages of others whose key starts with `prefix`.

@@ -1,0 +1,122 @@
+"""``hetccl.check_replicas``: whether all clusters hold the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from jax_hetccl import session
+from jax_hetccl._broadcast import broadcast
+from jax_hetccl._errors import MismatchError
+
+
+def check_replicas(tree: Any, resync: bool = False) -> Any:
+    """Checks that every cluster holds the same bits, however they are sharded.
+
+    Computes 64-bit checksums on the devices and compares them over the control plane; no array is moved. Call it in
+    every process, outside of ``jit``, from time to time.
+
+    Args:
+      tree: arrays of the same paths, global shapes and dtypes in every cluster.
+      resync: where they differ, give everybody the first cluster's values instead of raising.
+
+    Returns:
+      The tree; the first cluster's if it had to be resynchronised.
+
+    Raises:
+      MismatchError: the clusters differ; names the first leaf that does and who has which checksum.
+
+    Example:
+      >>> hetccl.check_replicas(params)
+    """
+    world = session.hooks().world
+    paths, _ = jax.tree.flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    sums = [_checksums(leaf) for _, leaf in paths]
+    said = world.control.meet("replicas", list(zip(names, sums, strict=True)), world.config.arrival_timeout)
+    difference = _difference([(world.control.members[m].name, v) for m, v in sorted(said.items())])
+    if difference is None:
+        return tree
+    if not resync:
+        raise MismatchError(
+            f"check_replicas: {difference}. hetccl.check_replicas(tree, resync=True) copies the first cluster's."
+        )
+    return broadcast(tree, root=0)
+
+
+def _difference(said: list[tuple[str, Any]]) -> str | None:
+    """What the processes' checksums differ in, first leaf first."""
+    expected = said[0][1]
+    for i in range(max(len(leaves) for _, leaves in said)):
+        found: dict[str, list[str]] = {}
+        for name, leaves in said:
+            text = "no leaf" if i >= len(leaves) else f"{leaves[i][0] or 'x'} {', '.join(leaves[i][1])}"
+            found.setdefault(text, []).append(name)
+        if len(found) > 1 or (i < len(expected) and len(expected[i][1]) > 1):
+            return "leaf {} differs: {}".format(
+                expected[i][0] if i < len(expected) else f"number {i}",
+                "; ".join(f"{text} in {', '.join(names)}" for text, names in found.items()),
+            )
+    return None
+
+
+def _checksums(leaf: Any) -> list[str]:
+    """The type and checksum of a leaf's value; several if this process's replicas differ."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    x = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    what = f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
+    if isinstance(x.sharding, NamedSharding):  # explicit axes have rules of their own for what may be added to what
+        mesh = x.sharding.mesh
+        assert isinstance(mesh, Mesh)
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+        shards = [s.data for s in x.addressable_shards]
+        x = jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, x.sharding.spec), shards)
+    high, low = _digest(x)
+    pairs = zip(high.addressable_shards, low.addressable_shards, strict=True)
+    found = {(int(np.asarray(a.data)) << 32) | int(np.asarray(b.data)) for a, b in pairs}
+    return [f"{what} {number:016x}" for number in sorted(found)]
+
+
+@jax.jit
+def _digest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two sums, modulo 2**32, of hashes of every element's bits and place: the same for every sharding."""
+    place = jnp.zeros(x.shape, np.uint32)
+    for d in range(x.ndim):
+        place = _mixed(place * np.uint32(31) + lax.broadcasted_iota(np.uint32, x.shape, d) + np.uint32(d + 1))
+    total = [jnp.zeros((), np.uint32)] * 2
+    for n, word in enumerate(_words(x)):
+        hashed = _mixed(word ^ _mixed(place + np.uint32(n + 1)))
+        again = _mixed(hashed + np.uint32(0x9E3779B9) ^ place)
+        total = [t + jnp.sum(h, dtype=np.uint32) for t, h in zip(total, (hashed, again), strict=True)]
+    return total[0], total[1]
+
+
+def _words(x: jax.Array) -> list[jax.Array]:
+    """The bits of every element as 32-bit words."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return [*_words(x.real), *_words(x.imag)]
+    if x.dtype == jnp.bool_:
+        return [x.astype(np.uint32)]
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        if x.dtype.itemsize < 8:
+            return [x.astype(np.int32).view(np.uint32) if x.dtype.itemsize < 4 else x.view(np.uint32)]
+        return list(jnp.moveaxis(lax.bitcast_convert_type(x, np.uint32), -1, 0))
+    if x.dtype.itemsize == 8:
+        return list(jnp.moveaxis(lax.bitcast_convert_type(x, np.uint32), -1, 0))
+    bits = jnp.finfo(x.dtype).bits
+    if bits < 8:
+        return [lax.bitcast_convert_type(x.astype(np.float32), np.uint32)]
+    return [lax.bitcast_convert_type(x, np.dtype(f"uint{bits}")).astype(np.uint32)]
+
+
+def _mixed(h: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3."""
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))

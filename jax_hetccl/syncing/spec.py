@@ -1,0 +1,117 @@
+"""What a sync combines and in which exchanges: the part that is equal in all clusters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_hetccl.decompose.common import accumulator, unpacked
+from jax_hetccl.exchange import fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One array: its key path, global shape and dtype."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return f"{self.path or 'x'} {self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One sync.
+
+    Attributes:
+      op: "mean", "sum", "max" or "min".
+      items: the arrays.
+      weighted: a float32 scalar, the cluster's weight, comes behind the arrays.
+      owned: one cluster computes each element and the others copy it; else everyone computes what it holds.
+      clusters: how many there are.
+      bucket_bytes: arrays travel together up to this size.
+      name: tells apart syncs of the same arrays that are sharded differently.
+    """
+
+    op: str
+    items: tuple[Item, ...]
+    weighted: bool
+    owned: bool
+    clusters: int
+    bucket_bytes: int
+    name: str = ""
+
+    @functools.cached_property
+    def key(self) -> int:
+        """64 bits, equal in all clusters for the same sync."""
+        parts = [(i.path, i.shape, i.dtype.name) for i in self.items]
+        return fingerprint(
+            ("sync", self.op, parts, self.weighted, self.owned, self.clusters, self.bucket_bytes, self.name)
+        )
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.items) - 1} more" if len(self.items) > 1 else ""
+        return f"sync/{self.name or self.op} {self.items[0]}{more}"
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Item, ...]:
+        """All that crosses: the arrays, and the weight."""
+        weight = (Item("weight", (), np.dtype(np.float32)),) if self.weighted else ()
+        return (*self.items, *weight)
+
+    def computes_in(self, i: int) -> np.dtype:
+        """The dtype in which array ``i`` is combined."""
+        dtype = self.arrays[i].dtype
+        return accumulator(dtype) if self.op in ("sum", "mean") else unpacked(dtype)
+
+    def wire(self, i: int) -> np.dtype:
+        """The dtype in which a cluster's value of array ``i`` crosses: its own, unless it was multiplied first."""
+        return self.computes_in(i) if self.weighted else unpacked(self.arrays[i].dtype)
+
+    def result_wire(self, i: int) -> np.dtype:
+        """The dtype in which the combined array ``i`` crosses."""
+        return unpacked(self.arrays[i].dtype)
+
+    def whole(self, i: int) -> bool:
+        """Whether every rank takes the other clusters' value of array ``i`` whole."""
+        is_weight = i == len(self.items)
+        return is_weight or (math.prod(self.arrays[i].shape) == 1 and not self.owned)
+
+    @functools.cached_property
+    def buckets(self) -> tuple[tuple[int, ...], ...]:
+        """The arrays that travel together, in order; the weight is in the first bucket."""
+        order = list(range(len(self.items)))
+        order[:0] = [len(self.items)] if self.weighted else []
+        result: list[list[int]] = [[]]
+        size = 0
+        for i in order:
+            n = 0 if i == len(self.items) else math.prod(self.arrays[i].shape) * self.wire(i).itemsize
+            if size and size + n > self.bucket_bytes:
+                result.append([])
+                size = 0
+            result[-1].append(i)
+            size += n
+        return tuple(tuple(b) for b in result)
+
+    def bucket_bytes_of(self, bucket: tuple[int, ...]) -> int:
+        """Bytes of a bucket's arrays."""
+        return sum(math.prod(self.arrays[i].shape) * self.wire(i).itemsize for i in bucket)
+
+    def refusal(self) -> str | None:
+        """Why this sync has no meaning, if so."""
+        for item in self.items:
+            is_float = jnp.issubdtype(item.dtype, jnp.inexact)
+            if self.op == "mean" and not is_float:
+                return f"the mean of {item} is not of its type; sync it with op='max', or convert it to a float"
+            if self.op == "sum" and item.dtype == np.bool_:
+                return f"a sum of {item} is not of its type; convert it to an integer, or use op='max'"
+            if self.op in ("max", "min") and jnp.issubdtype(item.dtype, jnp.complexfloating):
+                return f"complex values such as {item} have no order; sync their parts"
+        return None

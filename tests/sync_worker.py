@@ -1,0 +1,335 @@
+"""One process of a world whose clusters shard the same arrays differently; runs scenarios by name (see test_sync.py).
+
+usage: sync_worker.py CLUSTER PROCESS LAYOUT SCENARIO...   Prints a JSON object: scenario -> "ok <digest>" or a traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_hetccl as hetccl
+
+C, PROCESS = int(sys.argv[1]), int(sys.argv[2])
+DEVICES = [sum(map(int, c.split("+"))) for c in sys.argv[3].split("/")]
+CLUSTERS, N = len(DEVICES), DEVICES[C]
+SHAPES: dict[str, tuple[int, ...]] = {"w": (12, 24), "b": (30,), "n": (5, 7), "e": (2, 12, 4), "s": (), "z": (0, 3)}
+hetccl.initialize(axes=("data",))  # before anything asks for devices
+WEIGHTS = [3.0, 4.3, 7.1]
+
+
+def mesh_of(types: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    if N > 2 and N % 2 == 0:
+        return jax.make_mesh((N // 2, 2), ("fsdp", "tp"), axis_types=(types, types))
+    return jax.make_mesh((N,), ("fsdp",), axis_types=(types,))
+
+
+MESH = mesh_of()
+if len(MESH.axis_names) == 2:
+    SPECS = {"w": P("fsdp", "tp"), "b": P("tp"), "n": P(), "e": P(None, "fsdp"), "s": P(), "z": P()}
+else:
+    SPECS = {"w": P("fsdp"), "b": P(), "n": P(), "e": P(None, None, "fsdp" if 4 % N == 0 else None), "s": P(), "z": P()}
+
+
+def host(cluster: int, dtype: Any = np.float32, shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(17 + cluster)
+    return {k: np.asarray(rng.standard_normal(s) * 9).astype(dtype) for k, s in shapes.items()}
+
+
+def place(x: np.ndarray, spec: P, mesh: jax.sharding.Mesh = MESH) -> jax.Array:
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda i: x[i])
+
+
+def put(
+    tree: dict[str, np.ndarray], specs: dict[str, P] = SPECS, mesh: jax.sharding.Mesh = MESH
+) -> dict[str, jax.Array]:
+    return {k: place(x, specs[k], mesh) for k, x in tree.items()}
+
+
+def expect(got: Any, want: Any) -> None:
+    """Every shard that this process holds has the expected bits."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, x), y in zip(jax.tree.flatten_with_path(got)[0], jax.tree.leaves(want), strict=True):
+        y = np.asarray(y)
+        assert x.dtype == y.dtype and x.shape == y.shape, (path, x.dtype, y.dtype, x.shape, y.shape)
+        for shard in x.addressable_shards:
+            here, there = np.asarray(shard.data), y[shard.index]
+            if here.dtype.name == "int4":
+                here, there = here.astype(np.int8), there.astype(np.int8)
+            same = np.ascontiguousarray(here).tobytes() == np.ascontiguousarray(there).tobytes()
+            assert same, f"{path} on {shard.device}: {here.ravel()[:4]}, not {there.ravel()[:4]}"
+
+
+def everyone(dtype: Any = np.float32) -> list[dict[str, np.ndarray]]:
+    return [host(c, dtype) for c in range(CLUSTERS)]
+
+
+def combined(fn: Callable[[Any, Any], Any], trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *x: reduce(fn, x), *trees)
+
+
+def raises(kind: type[Exception], says: str, fn: Callable[[], Any]) -> None:
+    try:
+        fn()
+    except kind as error:
+        assert says in str(error), str(error)
+    else:
+        raise AssertionError(f"nothing raised; expected {kind.__name__} with {says!r}")
+
+
+# --- scenarios: each may return what every cluster must have alike ---
+
+
+def operations() -> Any:
+    """The four operations, bit for bit, in the order of clusters."""
+    trees, fns = everyone(), {"sum": np.add, "max": np.maximum, "min": np.minimum}
+    for op, fn in fns.items():
+        expect(jax.jit(lambda t, op=op: hetccl.sync(t, op))(put(host(C))), combined(fn, trees))
+    mean = jax.tree.map(lambda x: np.asarray(x * np.float32(1 / CLUSTERS)), combined(np.add, trees))
+    got = jax.jit(hetccl.sync)(put(host(C)))
+    expect(got, mean)
+    for k, spec in SPECS.items():
+        assert got[k].sharding.is_equivalent_to(NamedSharding(MESH, spec), len(SHAPES[k])), (k, got[k].sharding)
+
+
+def narrow_floats() -> None:
+    """bfloat16 and float16 are added in float32 and rounded once."""
+    for dtype in (jnp.bfloat16, np.float16, jnp.float8_e5m2):
+        wide = combined(np.add, [jax.tree.map(lambda x: x.astype(np.float32), t) for t in everyone(dtype)])
+        expect(
+            jax.jit(lambda t: hetccl.sync(t, "sum"))(put(host(C, dtype))), jax.tree.map(lambda x: x.astype(dtype), wide)
+        )
+
+
+def other_types() -> None:
+    """Integers of all widths, bool and complex."""
+    for dtype in (np.int8, np.uint16, np.int32):
+        with np.errstate(over="ignore"):
+            expect(jax.jit(lambda t: hetccl.sync(t, "sum"))(put(host(C, dtype))), combined(np.add, everyone(dtype)))
+        expect(jax.jit(lambda t: hetccl.sync(t, "min"))(put(host(C, dtype))), combined(np.minimum, everyone(dtype)))
+    expect(jax.jit(lambda t: hetccl.sync(t, "max"))(put(host(C, np.bool_))), combined(np.maximum, everyone(np.bool_)))
+    trees = [
+        {k: (v + 1j * v[::-1] if v.ndim else v + 1j).astype(np.complex64) for k, v in t.items()} for t in everyone()
+    ]
+    expect(jax.jit(lambda t: hetccl.sync(t, "sum"))(put(trees[C])), combined(np.add, trees))
+    small = [{k: (v % 3).astype(jnp.int4) for k, v in t.items() if k != "z"} for t in everyone(np.uint8)]
+    wide = combined(np.maximum, [jax.tree.map(lambda x: x.astype(np.int8), t) for t in small])
+    specs = {k: P() for k in SPECS}
+    expect(
+        jax.jit(lambda t: hetccl.sync(t, "max"))(put(small[C], specs)), jax.tree.map(lambda x: x.astype(jnp.int4), wide)
+    )
+
+
+def weighted() -> Any:
+    """sum(weight * x) / sum(weight); the weight a Python number, traced, or an integer."""
+    weights = [np.float32(w) for w in WEIGHTS[:CLUSTERS]]
+    trees = [jax.tree.map(lambda x, w=w: np.asarray(x * w), t) for t, w in zip(everyone(), weights, strict=True)]
+    scale = np.float32(1) / reduce(np.add, weights)
+    want = jax.tree.map(lambda x: np.asarray(x * scale), combined(np.add, trees))
+    expect(jax.jit(lambda t: hetccl.sync(t, weight=WEIGHTS[C]))(put(host(C))), want)
+    traced = jax.jit(lambda t, w: hetccl.sync(t, weight=w))(put(host(C)), WEIGHTS[C])
+    expect(traced, want)
+    many = jax.jit(lambda t, w: hetccl.sync(t, weight=w, name="batch"))(put(host(C, jnp.bfloat16)), 3 + C)
+    return jax.tree.map(lambda x: x, many)
+
+
+def step() -> Any:
+    """A training step: gradients of a sharded layer, several syncs, the same arrays twice, in a scan."""
+    params = put({k: host(0)[k] for k in ("w", "b")})
+    batch = place(np.random.default_rng(C).standard_normal((12, 12)).astype(np.float32), P("fsdp"))
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ p["w"]) ** 2) + jnp.mean(p["b"] ** 2)
+
+    def one(p: Any, _: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(p, batch)
+        grads = hetccl.sync(grads, weight=12 + C)
+        p = jax.tree.map(lambda a, g: a - 0.1 * g, p, grads)
+        return hetccl.sync(hetccl.sync(p, "max"), "max"), hetccl.sync(value)
+
+    out = {k: NamedSharding(MESH, SPECS[k]) for k in params}
+    return jax.jit(lambda p: lax.scan(one, p, None, length=5), out_shardings=(out, NamedSharding(MESH, P())))(params)
+
+
+def beside_spanning_axes() -> Any:
+    """Exchanges of a spanning axis and of syncs in one program, in loops and branches, have one order."""
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+    tree = put({k: host(C)[k] for k in ("w", "b")}, {"w": P("data"), "b": P()}, mesh)
+
+    def psum(x: Any) -> Any:
+        return jax.shard_map(lambda v: lax.psum(v, "data"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(x)
+
+    def program(t: Any) -> Any:
+        first = psum(t["b"])
+        t = hetccl.sync(t)
+
+        def body(c: Any, _: Any) -> Any:
+            c = hetccl.sync(c, "sum")
+            return jax.tree.map(lambda x: x * 0.25, c), psum(c["b"])
+
+        t, seen = lax.scan(body, t, None, length=3)
+        t = lax.cond(seen[0, 0] > 1e9, lambda t: hetccl.sync(t, "min"), lambda t: hetccl.sync(t, "max"), t)
+        return first, t, psum(t["b"]), seen
+
+    return jax.jit(program)(tree)
+
+
+def eager_and_donated() -> None:
+    """Outside of jit it is a program of its own; donated arguments and unchanged ones."""
+    tree, trees = put(host(C)), everyone()
+    expect(hetccl.sync(tree, "sum"), combined(np.add, trees))
+    expect(tree, host(C))
+    expect(jax.jit(lambda t: hetccl.sync(t, "sum"), donate_argnums=0)(put(host(C))), combined(np.add, trees))
+    expect(jax.jit(lambda t: (hetccl.sync(t, "sum"), t))(tree), (combined(np.add, trees), host(C)))
+    assert hetccl.sync({}) == {} and hetccl.sync(None) is None
+    expect(hetccl.sync({"z": tree["z"]}), {"z": host(C)["z"]})
+
+
+def compiled_again() -> None:
+    """One cluster compiles again for other shardings: the layout agreed first counts, nobody waits."""
+    trees = everyone(np.int32)
+    run = jax.jit(lambda t: hetccl.sync(t, "sum", name="again"))
+    expect(run(put(host(C, np.int32))), combined(np.add, trees))
+    others = {k: P() for k in SPECS} if C == 0 else SPECS
+    expect(run(put(host(C, np.int32), others)), combined(np.add, trees))
+
+
+def names() -> None:
+    """The same arrays in two layouts, told apart by name."""
+    for name, specs in (("sharded", SPECS), ("replicated", {k: P() for k in SPECS})):
+        got = jax.jit(lambda t, name=name: hetccl.sync(t, "sum", name=name))(put(host(C), specs))
+        expect(got, combined(np.add, everyone()))
+
+
+def explicit_axes() -> None:
+    """Axes whose shardings are part of the types, with the mesh in force and without."""
+    mesh = mesh_of(AxisType.Explicit)
+    run = jax.jit(lambda t: hetccl.sync(jax.tree.map(lambda x: x * 2, t), "sum", name="explicit"))
+    want = combined(np.add, [jax.tree.map(lambda x: np.asarray(x * 2), t) for t in everyone()])
+    got = run(put(host(C), mesh=mesh))
+    expect(got, want)
+    with jax.set_mesh(mesh):
+        expect(run(put(host(C), mesh=mesh)), want)
+        seen: list[Any] = []
+        jax.eval_shape(
+            lambda t: seen.append(jax.typeof(hetccl.sync(t, "sum")["w"]).sharding.spec), put(host(C), mesh=mesh)
+        )
+        assert seen[0] == SPECS["w"] or tuple(seen[0]) == (*SPECS["w"], None), seen
+
+
+def no_needless_gather() -> None:
+    """A sharded leaf is not gathered; one with replicas once, from its own replicas."""
+    text = jax.jit(hetccl.sync).lower(put({"w": host(C)["w"]})).compile().as_text()
+    assert "hetccl_exchange_start" in text
+    assert "all-gather" not in text and "all-to-all" not in text and "collective-permute" not in text, text
+    text = jax.jit(hetccl.sync).lower(put({"n": host(C)["n"]})).compile().as_text()
+    assert text.count("all-gather(") + text.count("all-gather-start(") == (1 if N > 1 else 0), text
+
+
+def refusals() -> None:
+    """What has no meaning says so."""
+    tree = put(host(C))
+    raises(hetccl.ConfigError, "mean, sum, max, min", lambda: hetccl.sync(tree, "avg"))
+    raises(hetccl.ConfigError, "op='mean'", lambda: hetccl.sync(tree, "sum", weight=2))
+    raises(hetccl.ConfigError, "one number", lambda: hetccl.sync(tree, weight=np.ones(3)))
+    raises(hetccl.UnsupportedError, "['n'] int32[5,7]", lambda: hetccl.sync({"n": tree["n"].astype(np.int32)}))
+    raises(hetccl.UnsupportedError, "no order", lambda: hetccl.sync({"n": tree["n"].astype(np.complex64)}, "max"))
+    raises(hetccl.UnsupportedError, "no sum", lambda: hetccl.sync(jax.random.key(0), "sum"))
+    inside = jax.shard_map(lambda x: hetccl.sync(x), mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False)
+    raises(hetccl.UnsupportedError, "inside a shard_map", lambda: jax.jit(inside)(tree["n"]))
+
+
+def replicas() -> None:
+    """Broadcast of any sharding, checksums, and copying where they differ."""
+    for dtype in (np.float32, jnp.bfloat16, np.int32, np.bool_, np.complex64):
+        for root in range(CLUSTERS):
+            expect(hetccl.broadcast(put(host(C, dtype)), root=root), host(root, dtype))
+    mixed = {"w": put(host(C))["w"], "k": jax.random.key(C), "plain": np.float32(C), "s": jnp.int32(C)}
+    got = hetccl.broadcast(mixed, root="right")
+    expect({"w": got["w"]}, {"w": host(1)["w"]})
+    assert jax.random.key_data(got["k"]).tolist() == jax.random.key_data(jax.random.key(1)).tolist()
+    assert float(got["plain"]) == 1 and int(got["s"]) == 1
+
+    tree = put(host(C)) | {"k": jax.random.key(3), "x": put(host(0))["w"]}
+    raises(hetccl.MismatchError, "leaf ['b'] differs", lambda: hetccl.check_replicas(tree))
+    again = hetccl.check_replicas(tree, resync=True)
+    expect({k: again[k] for k in SHAPES}, host(0))
+    assert hetccl.check_replicas(again) is again
+    swapped = host(0)["w"].copy()
+    if C == 1:
+        swapped[[0, 1]] = swapped[[1, 0]]
+    raises(hetccl.MismatchError, "leaf ['w'] differs", lambda: hetccl.check_replicas({"w": place(swapped, SPECS["w"])}))
+    raises(hetccl.MismatchError, "differs", lambda: hetccl.check_replicas([tree["k"]] * (1 + (C == 1))))
+
+
+def barriers() -> None:
+    """All meet; who is missing is named; a late one still meets."""
+    for _ in range(3):
+        hetccl.barrier("here")
+    if (C, PROCESS) != (0, 0):
+        raises(hetccl.RendezvousError, "left/0", lambda: hetccl.barrier("late", timeout=0.5))
+    hetccl.barrier("in between")
+    hetccl.barrier("late")
+
+
+def differing() -> None:
+    """Clusters that sync different things: both are named, and the first leaf that differs."""
+    shape = (12, 24) if C == 0 else (24, 12)
+    tree = {"a": place(np.ones((12,), np.float32), P()), "w": place(np.ones(shape, np.float32), P("fsdp"))}
+    both = "['w'] float32[12,24] in 'left', ['w'] float32[24,12] in 'right'"
+    if C == 1:
+        both = "['w'] float32[24,12] in 'right', ['w'] float32[12,24] in 'left'"
+    raises(hetccl.AgreementError, both, lambda: jax.jit(hetccl.sync)(tree))
+
+
+def one_dies() -> None:
+    """A cluster dies in the middle of a loop of syncs: the others end with an error that names it."""
+    tree = put({"w": host(C)["w"]})
+    run = jax.jit(lambda t: jax.tree.map(lambda x: x * 0.5, hetccl.sync(t, "sum")))
+    for i in range(10_000):
+        if i == 20 and C == CLUSTERS - 1:
+            os._exit(0)
+        try:
+            tree = jax.block_until_ready(run(tree))
+        except Exception as error:
+            assert i >= 19 and "right" in str(error), str(error)
+            raises(hetccl.PeerLostError, "right", hetccl.check)
+            return
+    raise AssertionError("nothing noticed")
+
+
+def main() -> None:
+    results = {}
+    for name in sys.argv[4:]:
+        try:
+            value = globals()[name]()
+            shards = [
+                np.asarray(x.addressable_data(0)).tobytes() if x.is_fully_replicated else b""
+                for x in jax.tree.leaves(value)
+            ]
+            if value is not None and all(x.is_fully_addressable for x in jax.tree.leaves(value)):
+                shards = [np.asarray(x).tobytes() for x in jax.tree.leaves(value)]
+                results[name] = "ok " + hashlib.sha256(b"".join(shards)).hexdigest()[:16]
+            else:
+                results[name] = "ok"
+        except BaseException:
+            results[name] = traceback.format_exc()
+    print("\n" + json.dumps(results), flush=True)
+    hetccl.shutdown()
+
+
+if __name__ == "__main__":
+    main()
