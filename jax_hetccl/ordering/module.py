@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from jax_hetccl import _compat, exchange
+from jax_hetccl import plan as plans
 from jax_hetccl._compat import hlo, ir, sdy
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
@@ -155,6 +156,8 @@ class _Pass:
     def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Bucket]:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
         teach(self.world, spec)
+        if spec.program is not None:
+            self.world.engine.set_program(spec.program, f"stream {spec.stream}")
         if spec.stream is None:  # the other clusters' programs need not have the streams of this one
             self.lines.append(f"{spec.wire_id:016x}")
         sends = [v for m in markers for v in m.operands]
@@ -269,8 +272,9 @@ class _Pass:
         """The end of a piece of program that has its exchanges already; returns the chain behind it."""
         self.lines.append(f"{rewrite.plan_id(op):016x}")
         chain, *through = op.operands
-        if rewrite.target(chain.owner) == _compat.PARTITIONED:  # with exchanges inside, it may not be dropped or doubled
-            chain.owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+        owner = chain.owner.operation if isinstance(chain.owner, ir.OpView) else chain.owner
+        if isinstance(owner, ir.Operation) and rewrite.target(owner) == _compat.PARTITIONED:
+            owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)  # exchanges inside: neither dropped nor doubled
         for old, value in zip(exchange.values(op), through, strict=True):
             old.replace_all_uses_with(value)
         op.erase()
@@ -353,11 +357,22 @@ class _Bucket:
     where: ir.Location
 
 
-def teach(world: World, spec: exchange.Exchange) -> None:
+class Teachable(Protocol):
+    """What the engine learns of an exchange; see ``exchange.Exchange``."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def wire_id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def plan(self) -> plans.Plan: ...
+
+
+def teach(world: World, spec: Teachable) -> None:
     """Tells the engine an exchange's plan for each device of this process, and opens the channels it sends on."""
     mine = {world.rank_of_device(d): d for d in jax.local_devices()}
-    if spec.program is not None:
-        world.engine.set_program(spec.program, f"stream {spec.stream}")
     world.ensure_channels((rank, r.peer) for rank, part in spec.plan.items() if rank in mine for r in part.sends)
     for rank, part in spec.plan.items():
         if rank in mine:

@@ -57,8 +57,9 @@ class Spec:
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.items) - 1} more" if len(self.items) > 1 else ""
-        return f"sync/{self.name or self.op} {self.items[0]}{more}"
+        first, *rest = self.items
+        more = f" and {len(rest)} more" if rest else ""
+        return f"sync/{self.name or self.op} {first}{more}"
 
     @functools.cached_property
     def arrays(self) -> tuple[Item, ...]:
