@@ -261,7 +261,7 @@ class _Pass:
         block = op.regions[0].blocks[0]
         inner = block.add_argument(exchange.chain_type(), op.location)
         full = rewrite.is_full(op, self.module)
-        inner = self.block(block, inner, checked=checked or full)
+        inner = self.block(block, inner, checked=True)  # the outermost region has it, at its end or behind it
         if full and not checked:
             self.check(block, inner)
         rewrite.extend_end(block, inner)
