@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.case import CASES, DATA, MeshSpec
-from harness.judge import _differs, check
+from harness.judge import _differs, _without_places, check
 from harness.layout import Layout
 from harness.pool import Pool, Run, WorkerGoneError, World
 
@@ -92,3 +92,8 @@ def test_a_lost_worker_is_reported_and_replaced(bare: _BarePool, name: str, text
 )
 def test_tolerances(want: np.ndarray, got: np.ndarray, differs: bool) -> None:
     assert (_differs(want, got) is not None) == differs
+
+
+def test_places_in_the_source_are_not_part_of_a_program() -> None:
+    text = 'HloModule f\n\nFileNames\n1 "a.py"\n\nStackFrames\n1 {x}\n\nENTRY {\n  add, metadata={op_name="f" stack_frame_id=3}\n}'
+    assert _without_places(text) == ["HloModule f", "", "", "", "ENTRY {", '  add, metadata={op_name="f"}', "}"]

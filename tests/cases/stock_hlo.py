@@ -124,7 +124,7 @@ def over_data(env: Env) -> Any:
     """Everything at once over the axis "data" of this process's devices: after a shutdown that is a usual axis."""
 
     def f(x: jax.Array) -> Any:
-        c, _ = lax.scan(lambda c, t: (c + lax.psum(x * t, "data"), None), jnp.zeros_like(x), jnp.arange(2.0))
+        c, _ = lax.scan(lambda c, t: (c + lax.psum(x * t, "data"), None), jnp.zeros(x.shape), jnp.arange(2.0))
         n = lax.axis_size("data")
         return lax.pmean(jnp.sin(x), "data") + c + n, lax.all_gather(x, "data")[0] + lax.axis_index("data")
 
