@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
+from jax_hetccl.plan import Plan
 
 # Cheap operations that may move up with the exchange they feed; the ones a decomposition puts in front of it.
 _LIGHT = {
@@ -259,8 +260,10 @@ class _Pass:
         """The end of a piece of program that has its exchanges already; returns the chain behind it."""
         self.lines.append(f"{rewrite.plan_id(op):016x}")
         chain, *through = op.operands
-        if rewrite.target(chain.owner) == _compat.PARTITIONED:  # with exchanges inside, it may not be dropped or doubled
-            chain.owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+        owner = chain.owner
+        if not isinstance(owner, ir.Block) and rewrite.target(owner.operation) == _compat.PARTITIONED:
+            # It has exchanges inside, so it may not be dropped or doubled.
+            owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
         for old, value in zip(exchange.values(op), through, strict=True):
             old.replace_all_uses_with(value)
         op.erase()
@@ -343,7 +346,20 @@ class _Bucket:
     where: ir.Location
 
 
-def teach(world: World, spec: exchange.Exchange) -> None:
+class Taught(Protocol):
+    """What the engine is told of an exchange; an ``exchange.Exchange`` is one."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def wire_id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def plan(self) -> Plan: ...
+
+
+def teach(world: World, spec: Taught) -> None:
     """Tells the engine an exchange's plan for each device of this process, and opens the channels it sends on."""
     mine = {world.rank_of_device(d): d for d in jax.local_devices()}
     world.ensure_channels((rank, r.peer) for rank, part in spec.plan.items() if rank in mine for r in part.sends)

@@ -90,7 +90,8 @@ def _with_automatic_axes(run: Any, arguments: Sequence[jax.Array], results: int)
     if mesh is None:
         return list(run(*arguments))
     outs = [s if s.mesh.axis_names else jax.sharding.NamedSharding(mesh, PartitionSpec()) for s in shardings]
-    return list(jax.sharding.auto_axes(functools.partial(_listed, run), out_sharding=outs[:results])(*arguments))
+    automatic: Any = jax.sharding.auto_axes(functools.partial(_listed, run), out_sharding=outs[:results])
+    return list(automatic(*arguments))
 
 
 def _listed(run: Any, *arguments: Any) -> list[jax.Array]:

@@ -57,13 +57,14 @@ class Spec:
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.items) - 1} more" if len(self.items) > 1 else ""
-        return f"sync/{self.name or self.op} {self.items[0]}{more}"
+        first, *others = self.items
+        more = f" and {len(others)} more" if others else ""
+        return f"sync/{self.name or self.op} {first}{more}"
 
     @functools.cached_property
     def arrays(self) -> tuple[Item, ...]:
         """All that crosses: the arrays, and the weight."""
-        weight = (Item("weight", (), np.dtype(np.float32)),) if self.weighted else ()
+        weight: tuple[Item, ...] = (Item("weight", (), np.dtype(np.float32)),) if self.weighted else ()
         return (*self.items, *weight)
 
     def computes_in(self, i: int) -> np.dtype:
