@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         psum_scatter,
         pswapaxes,
     )
+    from jax_hetccl.p2p import recv, send
     from jax_hetccl.session import initialize, make_mesh, shutdown
     from jax_hetccl.spanning import sharded_cotangents
 
@@ -82,6 +83,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "psum_scatter",
         "pswapaxes",
     ),
+    "p2p": ("recv", "send"),
     "session": ("initialize", "make_mesh", "shutdown"),
     "spanning": ("sharded_cotangents",),
 }
@@ -116,6 +118,8 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pswapaxes",
+    "recv",
+    "send",
     "sharded_cotangents",
     "shutdown",
     "sync",

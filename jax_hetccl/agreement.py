@@ -121,7 +121,7 @@ class Agreement:
     def view(self, mesh: AnyMesh) -> MeshView:
         """The agreed view of a mesh; the first call for a mesh waits for the other clusters."""
         key = (tuple(mesh.axis_names), tuple(mesh.axis_sizes))
-        devices = self._concrete_devices(mesh)
+        devices = self.devices(mesh)
         with self._lock:
             agreed, mine = self._views.get(key), concurrent.futures.Future()
             if agreed is None:
@@ -144,7 +144,7 @@ class Agreement:
             )
         return view
 
-    def _concrete_devices(self, mesh: AnyMesh) -> np.ndarray:
+    def devices(self, mesh: AnyMesh) -> np.ndarray:
         """The devices of a mesh; an abstract one stands for the mesh in force, or the last one of its shape."""
         shape = (tuple(mesh.axis_names), tuple(mesh.axis_sizes))
         if isinstance(mesh, jax.sharding.Mesh):
@@ -171,7 +171,7 @@ class Agreement:
             shapes = tuple((c.devices,) for c in world.clusters)
             ranks = tuple(np.arange(c.first_rank, c.first_rank + c.devices) for c in world.clusters)
             return MeshView((WORLD_AXIS,), WORLD_AXIS, shapes, ranks, world.cluster)
-        devices = self._concrete_devices(mesh)
+        devices = self.devices(mesh)
         mine = {
             "names": [str(n) for n in mesh.axis_names],
             "shape": [int(n) for n in mesh.axis_sizes],

@@ -35,6 +35,8 @@ class Exchange:
       text: for errors and profiles, e.g. ``psum/data f32[1024] train_step/grads``.
       payload: bytes of the operation's whole operand, the same in every cluster.
       group: exchanges of one group (ranks of one mesh) may share a bucket.
+      stream: for an exchange between different programs, the name that both sides give it. It is matched by how
+        often the stream was used between two ranks, not by its place in a program, and shares no bucket.
     """
 
     plan: plans.Plan
@@ -44,6 +46,12 @@ class Exchange:
     text: str
     payload: int
     group: str
+    stream: tuple[object, ...] | None = None
+
+    @property
+    def program(self) -> int | None:
+        """The program id of a stream, equal on both sides; None if that is the surrounding program's."""
+        return None if self.stream is None else fingerprint(self.stream)
 
     @property
     def wire_id(self) -> int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hetccl import _compat
-from jax_hetccl._compat import ad, core, mlir, parallel, shard_map_lib
+from jax_hetccl._compat import ad, batching, core, dispatch, effects, loops, mlir, parallel, shard_map_lib
 
 
 def test_tested_versions():
@@ -26,6 +26,11 @@ def test_tested_versions():
         (mlir, "lower_jaxpr_to_module", None),
         (mlir, "ir_attribute", None),
         (_compat.mesh_lib, "use_abstract_mesh", None),
+        (dispatch, "apply_primitive", ["prim"]),
+        (batching, "moveaxis", None),
+        (loops, "_scan_known_hoisting", ["jaxpr_known", "known_consts"]),
+        (core, "typeof", None),
+        (core.Primitive, "def_effectful_abstract_eval", None),
     ],
 )
 def test_function_is_where_it_was(owner, name, arguments):
@@ -43,6 +48,30 @@ def test_lowering_rules_are_kept_in_tables():
     assert isinstance(mlir._uncacheable_primitives, set)
     rule = mlir._lowerings[parallel.reduce_scatter_p].rule
     assert rule.args and rule.args[0] is jax.lax.add_p, "reduce_scatter's rule is no partial over the reducer any more"
+
+
+def test_our_effect_is_known_everywhere():
+    kinds = ("lowerable", "control_flow_allowed", "remat_allowed", "custom_derivatives_allowed")
+    for kind in (*kinds, "partial_eval_kept"):
+        assert getattr(effects, f"{kind}_effects").contains(_compat.CommunicationEffect()), kind
+    assert isinstance(dispatch.prim_requires_devices_during_lowering, set)
+    assert hasattr(batching.primitive_batchers, "__setitem__")
+
+
+def test_types_say_along_which_axes_values_vary():
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    seen = []
+
+    def f(x):
+        seen.append(
+            (_compat.checks_vma(), _compat.varying_axes(x), _compat.varying_axes(x * 0 + jax.lax.axis_index("a")))
+        )
+        return x
+
+    for check in (True, False):
+        spec = jax.sharding.PartitionSpec()
+        jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check))(jnp.float32(1))
+    assert seen == [(True, frozenset(), frozenset({"a"})), (False, frozenset(), frozenset())]
 
 
 def test_shard_map_has_one_transpose_rule():
@@ -77,6 +106,7 @@ def test_install_and_uninstall_leave_stock_jax():
         "extend": lambda: shard_map_lib._extend_axis_env,
         "module": lambda: mlir.lower_jaxpr_to_module,
         "psum": lambda: mlir._lowerings[parallel.psum_p],
+        "hoisting": lambda: loops._scan_known_hoisting,
         "uncacheable": lambda: frozenset(mlir._uncacheable_primitives),
         "gather": lambda: {p: t.get(parallel.all_gather_p) for p, t in mlir._platform_specific_lowerings.items()},
     }

@@ -43,10 +43,17 @@ def test_train_data_parallel(right: str) -> None:
 def test_train_transformer() -> None:
     lines = _run("train_transformer.py", "left=2x1", "right=1x2", options=("--steps", "41"))
     losses = {
-        int(step): float(loss)
-        for _, text in lines
-        for step, loss in re.findall(r"step +(\d+)  loss (\S+)", text)
+        int(step): float(loss) for _, text in lines for step, loss in re.findall(r"step +(\d+)  loss (\S+)", text)
     }
     assert {name for name, _ in lines} == {"left/0"}
     assert list(losses) == [0, 20, 40]
     assert losses[40] < 0.7 * losses[0]
+
+
+def test_pipeline_two_clusters() -> None:
+    lines = _run("pipeline_two_clusters.py", "left=1x1", "right=1x1")
+    assert {name for name, _ in lines} == {"right/0"}
+    losses = [float(match[1]) for _, text in lines if (match := re.fullmatch(r"step \d+: loss (\S+)", text))]
+    assert len(losses) == 3
+    assert losses[-1] < 0.5 * losses[0]
+    assert lines[-1][1] == "losses equal those of one device: True"

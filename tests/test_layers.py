@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"syncing"},
     {"spanning"},
     {"session"},
-    {"_broadcast", "_barrier", "_sync", "collectives"},
+    {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
     {"_replicas"},
     {""},  # the public names
     {"launch"},

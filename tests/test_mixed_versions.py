@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.asserted import run_asserted
 from harness.case import Case, module
 from harness.judge import check
 from harness.layout import Layout
@@ -36,3 +37,8 @@ def test_tcp(case: Case, pool: Pool) -> None:
 @pytest.mark.parametrize("case", [c for c in _CASES if "smoke" in c.tags], ids=lambda c: c.name)
 def test_shm_other_way_round(case: Case, pool: Pool) -> None:
     _run(pool, _PYTHONS[::-1], "shm", case)
+
+
+@pytest.mark.parametrize("case", [c for c in module("p2p") if "p2p" in c.tags], ids=lambda c: c.name)
+def test_p2p(case: Case, pool: Pool) -> None:
+    run_asserted(pool, "2/1", "tcp", case, case.vma[0], _PYTHONS)

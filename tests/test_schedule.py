@@ -98,3 +98,38 @@ def test_two_phases_of_many_leaves_take_two_rounds():
 def test_groups_do_not_share_a_bucket():
     items = [item(Kind.EXCHANGE, group="a"), item(Kind.EXCHANGE, group="b")]
     assert [s for s in schedule(items, **BIG) if isinstance(s, Start)] == [Start((0,)), Start((1,))]
+
+
+@st.composite
+def blocks_with_streams(draw):
+    return [
+        Item(i.kind, i.needs, i.nbytes, i.group, stream=i.kind is Kind.EXCHANGE and draw(st.booleans()))
+        for i in draw(blocks())
+    ]
+
+
+@given(blocks_with_streams(), st.integers(1, 20), st.integers(1, 40))
+def test_streams_keep_their_place(items, bucket_bytes, inflight_bytes):
+    """Alone, and in program order among themselves and the regions, whatever else is moved."""
+    steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=inflight_bytes)
+    starts = [step.bucket for step in steps if isinstance(step, Start)]
+    assert all(len(bucket) == 1 for bucket in starts if any(items[i].stream for i in bucket))
+    fixed = [step.bucket[0] if isinstance(step, Start) else step.item for step in steps if not isinstance(step, Done)]
+    fixed = [i for i in fixed if items[i].stream or items[i].kind is Kind.REGION]
+    assert fixed == sorted(fixed)
+    finished = set()
+    for step in steps:
+        if isinstance(step, Done):
+            finished.update(step.bucket)
+        elif isinstance(step, Run):
+            assert items[step.item].needs <= finished
+            finished.add(step.item)
+        else:
+            assert all(items[i].needs <= finished for i in step.bucket)
+
+
+def test_a_send_does_not_wait_in_front_of_a_receive():
+    """However little may be in flight: the peer may be doing the same."""
+    items = [Item(Kind.EXCHANGE, nbytes=9, stream=True), Item(Kind.EXCHANGE, nbytes=9, stream=True)]
+    steps = schedule(items, bucket_bytes=1, inflight_bytes=1)
+    assert steps == [Start((0,)), Start((1,)), Done((0,)), Done((1,))]

@@ -118,7 +118,7 @@ class _Pass:
         needs = frozenset(producers[v] for v in rewrite.used(op) if v in producers)
         if op.name == "stablehlo.custom_call" and rewrite.target(op) == exchange.MARKER:
             spec = self.registry[rewrite.plan_id(op)]
-            return Item(Kind.EXCHANGE, needs, spec.payload, spec.group)
+            return Item(Kind.EXCHANGE, needs, spec.payload, spec.group, spec.stream is not None)
         if self.has_exchange(op):
             return Item(Kind.REGION, needs)
         return Item(Kind.LIGHT if op.name in _LIGHT else Kind.PLAIN, needs)
@@ -127,7 +127,8 @@ class _Pass:
 
     def block(self, block: ir.Block, chain: ir.Value, *, checked: bool) -> ir.Value:
         """Orders a block and everything in it; ``checked`` says that a surrounding region has the check."""
-        *ops, end = (o.operation for o in block.operations)
+        # The chain's own beginning stays where it is: a receive that needs nothing comes before all else.
+        *ops, end = (o.operation for o in block.operations if chain not in list(o.operation.results))
         for segment in rewrite.segments(ops, self.has_exchange):
             chain = self.segment(segment, end, chain, checked)
         return chain
@@ -155,21 +156,23 @@ class _Pass:
     def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Bucket]:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
         teach(self.world, spec)
-        self.lines.append(f"{spec.wire_id:016x}")
+        if spec.stream is None:  # the other clusters' programs need not have the streams of this one
+            self.lines.append(f"{spec.wire_id:016x}")
         sends = [v for m in markers for v in m.operands]
         types = [v.type for m in markers for v in list(m.results)[: len(m.results) - len(m.operands)]]
-        # A sent value that no compiler can compute again stands for itself; the others pass through the start.
-        kept = [i for i, v in enumerate(sends) if not rewrite.is_settled(v)]
+        # A sent value that no compiler can compute again stands for itself; the others pass through the start. Nothing
+        # is computed from what a stream sends, and to pass it through would copy it where it is used elsewhere.
+        kept = [i for i, v in enumerate(sends) if spec.stream is None and not rewrite.is_settled(v)]
         where = ir.Location.name(spec.text, childLoc=markers[0].location)  # the name that profiles show
         with where:
             started = exchange.emit_start(spec, chain, sends, kept, types)
-        self._emitted.append(started.op)
+        self.emitted(spec, started.op)
         return started.chain, _Bucket(spec, started, where)
 
     def done(self, markers: Sequence[ir.Operation], bucket: _Bucket, chain: ir.Value) -> ir.Value:
         with bucket.where:
             op, chain, buffers = exchange.emit_done(bucket.spec, chain, bucket.started)
-        self._emitted.append(op)
+        self.emitted(bucket.spec, op)
         received, sent = iter(buffers), iter(bucket.started.sends)
         for marker in markers:
             new = [next(received) for _ in range(len(marker.results) - len(marker.operands))]
@@ -178,6 +181,13 @@ class _Pass:
                 old.replace_all_uses_with(value)
             marker.erase()
         return chain
+
+    def emitted(self, spec: exchange.Exchange, op: ir.Operation) -> None:
+        """Takes note of a start or done; those of streams get their program at once."""
+        if spec.program is None:
+            self._emitted.append(op)
+        else:
+            rewrite.add_attributes(op, program=exchange.i64(spec.program), index=exchange.i64(0))
 
     # --- regions ---
 
@@ -357,11 +367,17 @@ class Taught(Protocol):
     def text(self) -> str: ...
     @property
     def plan(self) -> Plan: ...
+    @property
+    def program(self) -> int | None: ...
+    @property
+    def stream(self) -> str | None: ...
 
 
 def teach(world: World, spec: Taught) -> None:
     """Tells the engine an exchange's plan for each device of this process, and opens the channels it sends on."""
     mine = {world.rank_of_device(d): d for d in jax.local_devices()}
+    if spec.program is not None:
+        world.engine.set_program(spec.program, f"stream {spec.stream}")
     world.ensure_channels((rank, r.peer) for rank, part in spec.plan.items() if rank in mine for r in part.sends)
     for rank, part in spec.plan.items():
         if rank in mine:

@@ -30,12 +30,17 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Item:
-    """One operation: which earlier items it needs, and for an exchange its size and whom it may travel with."""
+    """One operation: which earlier items it needs, and for an exchange its size and whom it may travel with.
+
+    An exchange of a ``stream`` has its counterpart in another program: it starts at once, alone, and keeps its place
+    among the exchanges of streams and the regions, which is all that the other program can rely on.
+    """
 
     kind: Kind
     needs: frozenset[int] = frozenset()
     nbytes: int = 0
     group: str = ""
+    stream: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,9 +93,14 @@ def schedule(items: Sequence[Item], *, bucket_bytes: int, inflight_bytes: int) -
 def _hoisted(items: Sequence[Item]) -> list[int]:
     """Program order, with each exchange and its light producers moved up behind their last real producer."""
     ready: list[int] = []  # the last real producer an item waits for; for the others the item itself
+    ordered = -1  # what the next exchange of a stream stays behind
     for i, item in enumerate(items):
         light = item.kind in (Kind.LIGHT, Kind.EXCHANGE)
         ready.append(max((ready[n] for n in item.needs), default=-1) if light else i)
+        if item.stream:
+            ready[i] = max(ready[i], ordered)
+        if item.stream or item.kind is Kind.REGION:
+            ordered = ready[i]
     moved: set[int] = set()
     for i in reversed(range(len(items))):
         if items[i].kind is Kind.EXCHANGE or i in moved:
@@ -118,7 +128,7 @@ class _Block:
         if item.kind is Kind.REGION:
             self.finish()
             self.steps.append(Run(i))
-        elif item.needs & self.waiting:
+        elif item.needs & self.waiting or (item.stream and any(self.items[d].stream for d in self.deferred)):
             self.waiting.add(i)
             self.deferred.append(i)
         elif item.kind is Kind.EXCHANGE:
@@ -133,26 +143,30 @@ class _Block:
 
     def _add(self, i: int) -> None:
         item = self.items[i]
-        while self.inflight and self.inflight + item.nbytes > self.inflight_bytes:
+        # Both sides of a stream may send before they receive: a send that waits for its end here would wait for ever.
+        while self.inflight and self.inflight + item.nbytes > self.inflight_bytes and not item.stream:
             self._round()  # may start what waited for the last one, hence the loop
-        bucket = self.open.setdefault(item.group, [])
-        if bucket and sum(self.items[b].nbytes for b in bucket) + item.nbytes > self.bucket_bytes:
-            self._start(item.group)
-            bucket = self.open.setdefault(item.group, [])
-        bucket.append(i)
         self.waiting.add(i)
         self.inflight += item.nbytes
+        if item.stream:
+            self._start((i,))
+            return
+        bucket = self.open.setdefault(item.group, [])
+        if bucket and sum(self.items[b].nbytes for b in bucket) + item.nbytes > self.bucket_bytes:
+            self._start(self.open.pop(item.group))
+            bucket = self.open.setdefault(item.group, [])
+        bucket.append(i)
         if item.nbytes >= self.bucket_bytes:
-            self._start(item.group)
+            self._start(self.open.pop(item.group))
 
-    def _start(self, group: str) -> None:
-        bucket = tuple(self.open.pop(group))
+    def _start(self, exchanges: Sequence[int]) -> None:
+        bucket = tuple(exchanges)
         self.started.append(bucket)
         self.steps.append(Start(bucket))
 
     def _round(self) -> None:
         for group in list(self.open):
-            self._start(group)
+            self._start(self.open.pop(group))
         self.steps.extend(Done(bucket) for bucket in self.started)
         deferred = self.deferred
         self.started, self.deferred, self.waiting, self.inflight = [], [], set(), 0

@@ -17,6 +17,9 @@ MODULES = (
     "surface",
     "collectives",
     "alone",
+    "p2p",
+    "wire",
+    "local",
 )
 
 

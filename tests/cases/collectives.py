@@ -102,7 +102,9 @@ def zero_size(env: Env) -> Any:
 
     def f(x: jax.Array) -> Any:
         empty = [_operation(env, k)(x[:, :0]) for k in _KINDS]
-        return [jnp.array(t.shape) for t in empty], [_operation(env, k)(x) + jnp.sum(t) for k, t in zip(_KINDS, empty)]
+        return [jnp.array(t.shape) for t in empty], [
+            _operation(env, k)(x) + jnp.sum(t) for k, t in zip(_KINDS, empty, strict=True)
+        ]
 
     return _run(env, f, env.size, 2)
 

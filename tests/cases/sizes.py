@@ -75,9 +75,9 @@ def lengths_one_to_nineteen(env: Env) -> Any:
 
 @case("core", "wire", exact=True)
 def many_leaves(env: Env) -> Any:
-    """A pytree of 40 leaves of uneven sizes, 2 MB together: one bucket or several, the values are the same."""
+    """A pytree of 24 leaves of uneven sizes, 1 MB together: one bucket or several, the values are the same."""
     x = _counting(env, 1, 30_000)
-    cuts = {f"leaf{i}": (i * 7919 % 15_000, 1 + i * i * 17 % 29_000) for i in range(40)}
+    cuts = {f"leaf{i}": (i * 7919 % 15_000, 1 + i * i * 17 % 29_000) for i in range(24)}
 
     def f(x: jax.Array) -> Any:
         return env.psum({k: x[:, start : start + n] for k, (start, n) in cuts.items()}, D)

@@ -34,7 +34,10 @@ size_t Pipe::Write(const std::byte* data, size_t size) {
     const uint64_t limit = std::min(faults_.reset_after, faults_.stall_after);
     count = std::min({size, room, static_cast<size_t>(limit - std::min(limit, written_))});
     if (count > 0) count = Allowed(count, &last_write_);
-    for (size_t i = 0; i < count; ++i) ring_[(written_ + i) % ring_.size()] = data[i];
+    const size_t at = written_ % ring_.size();
+    const size_t first = std::min(count, ring_.size() - at);
+    std::copy_n(data, first, ring_.data() + at);
+    std::copy_n(data + first, count - first, ring_.data());
     written_ += count;
     if (written_ >= faults_.reset_after) broken_ = true;
   }
@@ -50,7 +53,10 @@ size_t Pipe::Read(std::byte* data, size_t size) {
     if (broken_) return 0;
     count = std::min(size, static_cast<size_t>(written_ - read_));
     if (count > 0) count = Allowed(count, &last_read_);
-    for (size_t i = 0; i < count; ++i) data[i] = ring_[(read_ + i) % ring_.size()];
+    const size_t at = read_ % ring_.size();
+    const size_t first = std::min(count, ring_.size() - at);
+    std::copy_n(ring_.data() + at, first, data);
+    std::copy_n(ring_.data(), count - first, data + first);
     read_ += count;
   }
   if (count > 0) Wake(Side::kSender);
