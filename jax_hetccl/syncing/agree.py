@@ -70,7 +70,7 @@ class Lesson:
     text: str
     plan: Plan
     program: int | None = None  # that of the sync, told to the engine once for all its exchanges
-    stream: str | None = None
+    stream: object = None
 
 
 class _Entry:
