@@ -38,9 +38,7 @@ class Meeting:
         self.members: dict[str, ControlPlane] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(32)
 
-    def start(
-        self, name: str, record: dict[str, Any] | None = None, **settings: Any
-    ) -> concurrent.futures.Future:
+    def start(self, name: str, record: dict[str, Any] | None = None, **settings: Any) -> concurrent.futures.Future:
         """Starts to join in the background."""
         return self._pool.submit(join, config(name, self.port, **{**self.settings, **settings}), record)
 

@@ -43,9 +43,7 @@ def test_secrets_are_strong_and_differ(capsys: pytest.CaptureFixture[str]) -> No
     check_strength(one)
 
 
-def test_a_secret_file_is_private_and_never_overwritten(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_secret_file_is_private_and_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.secret"
     umask = os.umask(0)
     try:

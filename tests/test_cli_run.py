@@ -79,9 +79,7 @@ def test_cluster_forms() -> None:
     assert parse_cluster("a=1x1", platform="cuda").platform == "cuda"
 
 
-@pytest.mark.parametrize(
-    "text", ["left", "left=2", "left=x2", "=1x1", "1x1", "l=0x1", "l=1x0", "l=1x1@tpu", "l=1x1@"]
-)
+@pytest.mark.parametrize("text", ["left", "left=2", "left=x2", "=1x1", "1x1", "l=0x1", "l=1x0", "l=1x1@tpu", "l=1x1@"])
 def test_wrong_cluster_shows_the_valid_form(text: str) -> None:
     with pytest.raises(LaunchError, match=r"valid: NAME=PROCESSESxDEVICES\[@PLATFORM\].*cpu, cuda, rocm"):
         parse_cluster(text)
@@ -95,9 +93,7 @@ def test_cluster_names_are_unique_and_some_cluster_is_needed() -> None:
 
 
 def test_default_platform_follows_jax_platforms() -> None:
-    assert [
-        default_platform({"JAX_PLATFORMS": value}) for value in ("", "cpu", "rocm,cpu", "gpu", "tpu")
-    ] == [
+    assert [default_platform({"JAX_PLATFORMS": value}) for value in ("", "cpu", "rocm,cpu", "gpu", "tpu")] == [
         "cpu",
         "cpu",
         "rocm",
@@ -230,9 +226,7 @@ def test_output_is_prefixed_and_the_streams_are_kept_apart() -> None:
     done = _run("print('out'); print('err', file=sys.stderr); sys.stdout.write('part'); print('x'*200000)")
     assert done.returncode == 0
     names = ["left/0", "right/0", "right/1"]
-    assert sorted(line for line in done.stdout.splitlines() if line.endswith("out")) == [
-        f"[{n}] out" for n in names
-    ]
+    assert sorted(line for line in done.stdout.splitlines() if line.endswith("out")) == [f"[{n}] out" for n in names]
     assert sorted(done.stderr.splitlines()) == [f"[{n}] err" for n in names]
     for name in names:
         own = [line.split("] ", 1)[1] for line in done.stdout.splitlines() if line.startswith(f"[{name}] ")]

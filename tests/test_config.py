@@ -51,9 +51,7 @@ def test_empty_variables_count_as_unset():
 
 
 def test_all_problems_come_in_one_error_with_all_valid_settings():
-    text = problems(
-        {"HETCCL_TRANSPORT": "smh", "HETCCL_TIMEOUT": "-3", "HETCCL_COORDINATR": "localhost:7000"}
-    )
+    text = problems({"HETCCL_TRANSPORT": "smh", "HETCCL_TIMEOUT": "-3", "HETCCL_COORDINATR": "localhost:7000"})
     assert "7 problems" in text
     for part in (
         "did you mean shm?",

@@ -184,9 +184,7 @@ def test_the_reference_learns_without_jax_hetccl(tmp_path: Path) -> None:
 def _demo(folder: Path, *options: str) -> dict[str, Any]:
     """Runs the demo, which must succeed; returns its figures."""
     command = [sys.executable, "-m", "jax_hetccl.cli", "demo", "--out", str(folder / "out"), *options]
-    done = subprocess.run(
-        command, env=_environ(), cwd=folder, capture_output=True, check=False, text=True, timeout=300
-    )
+    done = subprocess.run(command, env=_environ(), cwd=folder, capture_output=True, check=False, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((folder / "out" / "demo.json").read_text())
     assert all(check["good"] for check in figures["checks"])

@@ -74,9 +74,7 @@ def test_one_members_notice_is_everybodys_error(world):
     engines[2].notice("mismatch", "rank 3 sent f32[4], rank 0 expected f32[8]")
     errors = settle(monitors)
     assert time.monotonic() - start < 1.5
-    assert {str(e) for e in errors} == {
-        "rank 3 sent f32[4], rank 0 expected f32[8] [first noticed by right/0]"
-    }
+    assert {str(e) for e in errors} == {"rank 3 sent f32[4], rank 0 expected f32[8] [first noticed by right/0]"}
     assert all(type(e) is MismatchError for e in errors)
     assert all(engine.adopted == [("mismatch", str(errors[0]))] for engine in engines)
 

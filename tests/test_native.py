@@ -387,6 +387,28 @@ def test_closing_says_goodbye(engine: _native.Engine, peer: Peer) -> None:
     assert peer.inbox.recv(1) == b"" == peer.outbox.recv(1)
 
 
+def test_moved_buffers_are_an_error(engine: _native.Engine, peer: Peer, later: Any) -> None:
+    """Without the alias, XLA gives the result another buffer than the one that was received into."""
+    x = np.ones(4, np.float32)
+    add_plan(engine, x.nbytes)
+
+    @jax.jit
+    def careless(x: jax.Array) -> jax.Array:
+        names = dict(plan=np.int64(PLAN), program=np.int64(PROGRAM), index=np.int64(0))
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        start = jax.ffi.ffi_call("hetccl_exchange_start", (TOKEN, TOKEN, like), has_side_effect=True)
+        chain, ticket, y = start(empty_chain(), x, **names)
+        done = jax.ffi.ffi_call("hetccl_exchange_done", (TOKEN, like), has_side_effect=True)
+        return done(chain, ticket, y, x, **names)[1]
+
+    result = later(lambda: np.asarray(careless(x)))
+    peer.receive()
+    peer.send(x.tobytes())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="moved a buffer between start and done"):
+        result.result(10)
+    assert engine.stats()["copies"] == 1
+
+
 def test_bad_arguments_are_errors(engine: _native.Engine) -> None:
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(RuntimeError, match='unknown transport "pigeon"; known ones: shm, tcp'):

@@ -50,7 +50,9 @@ def cluster_of(groups, rank):
 def test_whole_brings_every_other_cluster(sizes, nbytes):
     groups = groups_of(sizes)
     buffers = {r: [[(c, i) for i in range(nbytes)]] for c, g in enumerate(groups) for r in g}
-    received, plans = run(groups, lambda c: plan.whole(groups, c, nbytes), buffers, lambda r: [nbytes] * (len(sizes) - 1))
+    received, plans = run(
+        groups, lambda c: plan.whole(groups, c, nbytes), buffers, lambda r: [nbytes] * (len(sizes) - 1)
+    )
     for rank, got in received.items():
         others = [c for c in range(len(sizes)) if c != cluster_of(groups, rank)]
         assert got == [[(c, i) for i in range(nbytes)] for c in others]
@@ -98,9 +100,7 @@ def test_owned_computes_each_element_once_and_copies_it(sizes, elements, itemsiz
     owned = {}  # what each rank computes: byte positions of the payload
     for rank, (c, j) in where.items():
         start = j * here[rank] * cut.clusters * part
-        spots = [
-            start + (k * cut.clusters + c) * part + b for k in range(here[rank]) for b in range(part)
-        ]
+        spots = [start + (k * cut.clusters + c) * part + b for k in range(here[rank]) for b in range(part)]
         others = [o for o in range(len(groups)) if o != c]
         assert received[rank] == [[(o, i) for i in spots] for o in others]
         owned[rank] = spots

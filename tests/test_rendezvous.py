@@ -460,9 +460,7 @@ def test_strangers_get_no_answer_and_disturb_nobody(meeting, door, stranger):
 
 
 def test_settings_that_must_be_equal_are_compared(meeting):
-    started = [
-        meeting.start(n, {"agree": {"HETCCL_BUCKET_MB": b}}) for n, b in zip(ALL, (4, 4, 8), strict=True)
-    ]
+    started = [meeting.start(n, {"agree": {"HETCCL_BUCKET_MB": b}}) for n, b in zip(ALL, (4, 4, 8), strict=True)]
     for future in started:
         with pytest.raises(AgreementError, match="HETCCL_BUCKET_MB is 4 in left/0 but 8 in right/0"):
             future.result(20)

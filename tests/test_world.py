@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness.process import IN_PLACE
 from meeting import SECRET, free_port
 
+from harness.process import IN_PLACE
 from jax_hetccl import island
 from jax_hetccl._errors import AgreementError, ConfigError, HetcclError
 
@@ -278,9 +278,7 @@ def test_the_users_own_jax_world_is_used_or_refused(run):
         HETCCL_JOIN_TIMEOUT="15",
     )
     refused, used = job.read("right/0"), job.read("left/0")
-    assert (
-        refused["kind"] == "AgreementError" and "as process 0 of 1, but HETCCL_CLUSTERS" in refused["error"]
-    )
+    assert refused["kind"] == "AgreementError" and "as process 0 of 1, but HETCCL_CLUSTERS" in refused["error"]
     assert used["kind"] == "PeerLostError" and "'devices': right/0" in used["error"]
 
 

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 from jax_hetccl import _compat, exchange
+from jax_hetccl import plan as plans
 from jax_hetccl._compat import hlo, ir, sdy
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
-from jax_hetccl.plan import Plan
 
 # Cheap operations that may move up with the exchange they feed; the ones a decomposition puts in front of it.
 _LIGHT = {
@@ -156,6 +156,8 @@ class _Pass:
     def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Bucket]:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
         teach(self.world, spec)
+        if spec.program is not None:
+            self.world.engine.set_program(spec.program, f"stream {spec.stream}")
         if spec.stream is None:  # the other clusters' programs need not have the streams of this one
             self.lines.append(f"{spec.wire_id:016x}")
         sends = [v for m in markers for v in m.operands]
@@ -259,7 +261,7 @@ class _Pass:
         block = op.regions[0].blocks[0]
         inner = block.add_argument(exchange.chain_type(), op.location)
         full = rewrite.is_full(op, self.module)
-        inner = self.block(block, inner, checked=checked or full)
+        inner = self.block(block, inner, checked=True)  # the outermost region has it, at its end or behind it
         if full and not checked:
             self.check(block, inner)
         rewrite.extend_end(block, inner)
@@ -270,10 +272,9 @@ class _Pass:
         """The end of a piece of program that has its exchanges already; returns the chain behind it."""
         self.lines.append(f"{rewrite.plan_id(op):016x}")
         chain, *through = op.operands
-        owner = chain.owner
-        if not isinstance(owner, ir.Block) and rewrite.target(owner.operation) == _compat.PARTITIONED:
-            # It has exchanges inside, so it may not be dropped or doubled.
-            owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+        owner = chain.owner.operation if isinstance(chain.owner, ir.OpView) else chain.owner
+        if isinstance(owner, ir.Operation) and rewrite.target(owner) == _compat.PARTITIONED:
+            owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)  # exchanges inside: neither dropped nor doubled
         for old, value in zip(exchange.values(op), through, strict=True):
             old.replace_all_uses_with(value)
         op.erase()
@@ -356,8 +357,8 @@ class _Bucket:
     where: ir.Location
 
 
-class Taught(Protocol):
-    """What the engine is told of an exchange; an ``exchange.Exchange`` is one."""
+class Teachable(Protocol):
+    """What the engine learns of an exchange; see ``exchange.Exchange``."""
 
     @property
     def id(self) -> int: ...
@@ -366,18 +367,12 @@ class Taught(Protocol):
     @property
     def text(self) -> str: ...
     @property
-    def plan(self) -> Plan: ...
-    @property
-    def program(self) -> int | None: ...
-    @property
-    def stream(self) -> object: ...
+    def plan(self) -> plans.Plan: ...
 
 
-def teach(world: World, spec: Taught) -> None:
+def teach(world: World, spec: Teachable) -> None:
     """Tells the engine an exchange's plan for each device of this process, and opens the channels it sends on."""
     mine = {world.rank_of_device(d): d for d in jax.local_devices()}
-    if spec.program is not None:
-        world.engine.set_program(spec.program, f"stream {spec.stream}")
     world.ensure_channels((rank, r.peer) for rank, part in spec.plan.items() if rank in mine for r in part.sends)
     for rank, part in spec.plan.items():
         if rank in mine:

@@ -69,8 +69,6 @@ class Lesson:
     wire_id: int
     text: str
     plan: Plan
-    program: int | None = None  # that of the sync, told to the engine once for all its exchanges
-    stream: object = None
 
 
 class _Entry:

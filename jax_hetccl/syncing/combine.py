@@ -89,7 +89,7 @@ def _with_automatic_axes(run: Any, arguments: Sequence[jax.Array], results: int)
     mesh = next((s.mesh for s in shardings if AxisType.Explicit in s.mesh.axis_types), None)
     if mesh is None:
         return list(run(*arguments))
-    outs = [s if s.mesh.axis_names else jax.sharding.NamedSharding(mesh, PartitionSpec()) for s in shardings]
+    outs: Any = [s if s.mesh.axis_names else jax.sharding.NamedSharding(mesh, PartitionSpec()) for s in shardings]
     automatic: Any = jax.sharding.auto_axes(functools.partial(_listed, run), out_sharding=outs[:results])
     return list(automatic(*arguments))
 

@@ -57,14 +57,14 @@ class Spec:
 
     @property
     def text(self) -> str:
-        first, *others = self.items
-        more = f" and {len(others)} more" if others else ""
+        first, *rest = self.items
+        more = f" and {len(rest)} more" if rest else ""
         return f"sync/{self.name or self.op} {first}{more}"
 
     @functools.cached_property
     def arrays(self) -> tuple[Item, ...]:
         """All that crosses: the arrays, and the weight."""
-        weight: tuple[Item, ...] = (Item("weight", (), np.dtype(np.float32)),) if self.weighted else ()
+        weight = (Item("weight", (), np.dtype(np.float32)),) if self.weighted else ()
         return (*self.items, *weight)
 
     def computes_in(self, i: int) -> np.dtype:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from harness.case import DATA_MODEL, OFF, case
@@ -227,4 +228,5 @@ def partial_manual(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return [_operation(env, k)(x) for k in _KINDS]
 
-    return jax.jit(env.smap(f, P(D), P(D), axis_names={D}))(x)
+    out = NamedSharding(env.mesh, P(D))  # over the automatic axis it is the compiler's choice otherwise
+    return jax.jit(env.smap(f, P(D), P(D), axis_names={D}), out_shardings=out)(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,11 @@ _EXPLICIT_2D = MeshSpec(("data", "model"), (("model", 2),), types="explicit")
 _REVERSED = MeshSpec(order="reversed")
 _THREE = MeshSpec(("pp", "data", "model"), (("pp", 2), ("model", 1)))
 _API = ("lax", "hetccl")
+
+
+def _jit_whole(env: Env, f: Callable[..., Any], spec: P | None = None) -> Callable[..., Any]:
+    """jit with results laid out as told: over the automatic axes that is the compiler's choice otherwise."""
+    return jax.jit(f, out_shardings=NamedSharding(env.mesh, spec or P()))
 
 
 def _grid(env: Env, dtype: Any = np.float32) -> jax.Array:
@@ -149,7 +155,7 @@ def partial_manual(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum(x, D), env.pmean(x, D), env.pmax(x, D), env.pmin(x, D)
 
-    return jax.jit(env.smap(f, P(D), P(), axis_names={D}))(_grid(env))
+    return _jit_whole(env, env.smap(f, P(D), P(), axis_names={D}))(_grid(env))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -159,7 +165,7 @@ def partial_manual_index(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return x + env.axis_index(D) * env.axis_size(D)
 
-    return jax.jit(env.smap(f, P(D), P(D), axis_names={D}))(_grid(env))
+    return _jit_whole(env, env.smap(f, P(D), P(D), axis_names={D}), P(D))(_grid(env))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -172,7 +178,7 @@ def partial_manual_many(env: Env) -> Any:
         c = lax.cond(jnp.sum(a) < 1e9, lambda t: env.psum(t, D), lambda t: env.pmax(t, D), x[0])
         return a, b, c, env.psum({"p": x * 2, "q": x[:, 0]}, D)
 
-    return jax.jit(env.smap(f, P(D), P(), axis_names={D}))(_grid(env))
+    return _jit_whole(env, env.smap(f, P(D), P(), axis_names={D}))(_grid(env))
 
 
 @case("mesh", mesh=DATA_MODEL)
@@ -194,7 +200,7 @@ def partial_manual_gradient_inside(env: Env) -> Any:
     def f(w: jax.Array, x: jax.Array) -> Any:
         return jax.grad(lambda w: env.pmean(jnp.mean(jnp.tanh(x @ w) ** 2), D))(w)
 
-    return jax.jit(env.smap(f, (P(), P(D)), P(), axis_names={D}))(w, env.rows())
+    return _jit_whole(env, env.smap(f, (P(), P(D)), P(), axis_names={D}))(w, env.rows())
 
 
 @case("mesh", mesh=DATA_MODEL)
@@ -220,9 +226,8 @@ def nested_manual(env: Env) -> Any:
         return inner(x), env.psum(x, D)
 
     with jax.set_mesh(env.mesh):
-        return jax.jit(jax.shard_map(outer, in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma))(
-            _grid(env)
-        )
+        f = jax.shard_map(outer, in_specs=P(D), out_specs=P(), axis_names={D}, check_vma=env.vma)
+        return _jit_whole(env, f)(_grid(env))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
