@@ -22,6 +22,7 @@ def sync(tree: Any, op: str = "mean", weight: Any = None, *, name: str = "") -> 
     over the cluster's own mesh. The leaves have the same paths, global shapes and dtypes in every cluster; how they
     are sharded, and over how many devices, is each cluster's own business. Each device exchanges its own shard with
     the devices of the other clusters that hold parts of the same elements; results are sharded like the arguments.
+    It has no derivative: sync gradients (and metrics), not what is differentiated.
 
     Args:
       tree: arrays.

@@ -149,19 +149,24 @@ def weighted() -> Any:
 def step() -> Any:
     """A training step: gradients of a sharded layer, several syncs, the same arrays twice, in a scan."""
     params = put({k: host(0)[k] for k in ("w", "b")})
-    batch = place(np.random.default_rng(C).standard_normal((12, 12)).astype(np.float32), P("fsdp"))
+    data = place(np.random.default_rng(C).standard_normal((12, 12)).astype(np.float32), P("fsdp"))
 
     def loss(p: Any, x: Any) -> Any:
         return jnp.mean(jnp.tanh(x @ p["w"]) ** 2) + jnp.mean(p["b"] ** 2)
 
-    def one(p: Any, _: Any) -> Any:
+    def one(carry: Any, _: Any) -> Any:
+        p, batch = carry
         value, grads = jax.value_and_grad(loss)(p, batch)
         grads = hetccl.sync(grads, weight=12 + C)
         p = jax.tree.map(lambda a, g: a - 0.1 * g, p, grads)
-        return hetccl.sync(hetccl.sync(p, "max"), "max"), hetccl.sync(value)
+        return (hetccl.sync(hetccl.sync(p, "max"), "max"), batch), hetccl.sync(value)
+
+    def steps(p: Any, batch: Any) -> Any:
+        (p, _), losses = lax.scan(one, (p, batch), None, length=5)
+        return p, losses
 
     out = {k: NamedSharding(MESH, SPECS[k]) for k in params}
-    return jax.jit(lambda p: lax.scan(one, p, None, length=5), out_shardings=(out, NamedSharding(MESH, P())))(params)
+    return jax.jit(steps, out_shardings=(out, NamedSharding(MESH, P())))(params, data)
 
 
 def beside_spanning_axes() -> Any:

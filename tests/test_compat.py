@@ -24,6 +24,8 @@ def test_tested_versions():
         (mlir, "custom_call", None),
         (mlir, "aval_to_ir_type", None),
         (mlir, "lower_jaxpr_to_module", None),
+        (mlir, "ir_attribute", None),
+        (_compat.mesh_lib, "use_abstract_mesh", None),
         (dispatch, "apply_primitive", ["prim"]),
         (batching, "moveaxis", None),
         (loops, "_scan_known_hoisting", ["jaxpr_known", "known_consts"]),
@@ -117,3 +119,19 @@ def test_install_and_uninstall_leave_stock_jax():
     finally:
         _compat.uninstall()
     assert {k: f() for k, f in watched.items()} == before
+
+
+def test_per_device_programs_have_what_they_need():
+    """custom_partitioning's operation and the marks of a sync."""
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    @custom_partitioning
+    def f(x):
+        return x
+
+    f.def_partition(lambda *_: None, sharding_rule="i -> i", decode_shardings=False)
+    devices = jax.devices()
+    assert _compat.devices_of(jax.sharding.SingleDeviceSharding(devices[0])) == (devices[0],)
+    assert _compat.mesh_lib.empty_abstract_mesh.empty
+    jaxpr = jax.make_jaxpr(lambda x: _compat.chain_end(_compat.chain_begin(), [x], 2**64 - 1))(1.0)
+    assert [str(e.primitive) for e in jaxpr.eqns] == [_compat.CHAIN_BEGIN, _compat.CHAIN_END]

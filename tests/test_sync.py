@@ -31,7 +31,8 @@ SCENARIOS = (
     "barriers",
 )
 # Devices of each process of each cluster.
-LAYOUTS = ("4/3", "1/1", "2/1", "1+1/1", "1+1/2/1", "2+2/3/4")
+LAYOUTS = ("4/3", "1+1/1", "1+1/2/1")
+MORE_LAYOUTS = ("1/1", "2/1", "2+2/3/4")  # with --soak
 NAMES = ("left", "right", "third")
 
 
@@ -89,9 +90,11 @@ def judge(answers: dict[str, dict[str, str]], scenario: str) -> None:
     assert len(digests) <= 1, got
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS + MORE_LAYOUTS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_sync(layout: str, scenario: str) -> None:
+def test_sync(layout: str, scenario: str, soak: bool) -> None:
+    if layout in MORE_LAYOUTS and not soak:
+        pytest.skip("long: --soak")
     judge(run(layout, SCENARIOS), scenario)
 
 

@@ -168,6 +168,7 @@ class Syncs:
             waiting = [e for e in waiting if e.token is not None or f"program = {signed(e.spec.key)} :" in program]
         for entry in sorted(waiting, key=lambda e: e.number):
             layouts = self._collect(entry)
+            self._world.engine.set_program(entry.spec.key, entry.spec.text)
             for lesson in lessons(entry.spec, layouts, self._world.cluster, self._world.local_ranks):
                 teach(self._world, lesson)
             entry.taught = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jax_hetccl.syncing.spec import Spec
 
 DEVICES = "hetccl_devices"  # the axis over all devices of a program, in its order
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 
 
 class Shard:
