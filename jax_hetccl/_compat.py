@@ -90,6 +90,10 @@ class Hooks(Protocol):
         """Is told when XLA has compiled a program."""
         ...
 
+    def lowering_failed(self, error: Exception) -> None:
+        """Is told of a program that was not lowered here."""
+        ...
+
     def compile_failed(self, module: ir.Module, error: Exception) -> None:
         """Is told of a program that XLA did not compile here; may raise a better error."""
         ...
@@ -428,7 +432,10 @@ def _decomposed(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: 
     lowering = Lowering(ctx, primitive, stock)
     if not lowering.fully_manual:
         return [lowering.in_manual_region(x, params)]
-    return [hooks.lower(op, lowering, x, axes, params)]
+    custom_call(LOWERED_BEGIN, [], [], {}, side_effect=True)
+    result = hooks.lower(op, lowering, x, axes, params)
+    custom_call(LOWERED_END, [], [], {}, side_effect=True)
+    return [result]
 
 
 def _reduced_by_position(stock: Any, ctx: Any, x: Any, axes: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -593,6 +600,8 @@ COLLECTIVE_CHANNEL, DEVICE_TO_DEVICE = mlir.COLLECTIVE_CHANNEL_ID, mlir.DEVICE_T
 
 # Markers that the ordering pass reads and removes.
 REGION_BEGIN, REGION_END = "hetccl_region_begin", "hetccl_region_end"
+LOWERED_BEGIN, LOWERED_END = "hetccl_lowered_begin", "hetccl_lowered_end"
+MARKERS = (REGION_BEGIN, REGION_END, LOWERED_BEGIN, LOWERED_END)
 
 
 def custom_call(
@@ -629,8 +638,12 @@ def constant(value: np.ndarray | np.generic) -> ir.Value:
 def _finishing(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def lower_jaxpr_to_module(*args: Any, **kwargs: Any) -> Any:
-        result = stock(*args, **kwargs)
-        hooks.finish_module(result.module)
+        try:
+            result = stock(*args, **kwargs)
+            hooks.finish_module(result.module)
+        except Exception as error:
+            hooks.lowering_failed(error)
+            raise
         return result
 
     return lower_jaxpr_to_module

@@ -13,6 +13,7 @@ import functools
 import logging
 import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,14 +22,14 @@ import numpy as np
 
 from jax_hetccl import _compat
 from jax_hetccl._compat import AnyMesh
-from jax_hetccl._errors import AgreementError, UnsupportedError
+from jax_hetccl._errors import AgreementError, RendezvousError, UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.exchange import fingerprint
 
 log = logging.getLogger(__name__)
 
-# A wait that is longer than this is worth a line: the others may be compiling, or not running this program.
-_NOTICE_S = 5.0
+# A wait that is longer than this is worth a line and a look at what the others have instead.
+_LOOK_S = 3.0
 _NOTICE = "waiting for the other clusters to trace over %s; a program of one cluster alone goes inside hetccl.local()"
 
 # An axis over every device of the world, for jax_hetccl's own programs. It needs no agreement.
@@ -101,8 +102,10 @@ class Agreement:
         self._lock = threading.Lock()
         self._views: dict[Any, concurrent.futures.Future[MeshView]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
-        self._meshes: dict[str, int] = {}
+        self._published: dict[str, Mapping[str, Any]] = {}  # our meshes, by key
+        self._theirs: dict[tuple[int, str], Mapping[str, Any]] = {}  # the others', by member and key
         self._devices: dict[Any, np.ndarray] = {}  # the last concrete mesh of each shape
+        world.control.subscribe("mesh/", self._note)
 
     def spans(self, name: object) -> bool:
         """Whether an axis of that name spans clusters."""
@@ -138,7 +141,7 @@ class Agreement:
         ranks = [self._world.rank_of_device(d) for d in devices.flat]
         if ranks != [int(r) for r in view.ranks[view.cluster].flat]:
             raise AgreementError(
-                f"this mesh {dict(mesh.shape)} has its devices in the order of ranks {ranks}, but the clusters agreed "
+                f"cluster {self._name(view.cluster)}: this mesh {dict(mesh.shape)} has its devices in the order of ranks {ranks}, but the clusters agreed "
                 f"on {view.ranks[view.cluster].flatten().tolist()} for a mesh of these axes: the other clusters cannot "
                 "see the change. Use one order of devices for all meshes of these axes, or other axis names."
             )
@@ -177,24 +180,54 @@ class Agreement:
             "shape": [int(n) for n in mesh.axis_sizes],
             "ranks": [world.rank_of_device(d) for d in devices.flat],
         }
+        key = f"mesh/{axis}/{fingerprint(_further(axis, mine)):016x}"
         with self._lock:
-            number = self._meshes[axis] = self._meshes.get(axis, -1) + 1
-        key = f"mesh/{axis}/{number}"
+            self._published[key] = mine
         world.control.publish(key, mine)
         assumed = self._assumed(axis, mine)
         if assumed is not None:
-            world.control.subscribe(key, functools.partial(self._compare, axis, assumed))
+            world.control.subscribe(key, functools.partial(self._compare, axis, key, assumed))
             return self._checked(axis, assumed)
+        return self._checked(axis, self._collected(axis, key, mine))
+
+    def _collected(self, axis: str, key: str, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Every cluster's mesh of these axes, one process of each; says who is waited for, and bounded."""
+        world = self._world
         first = {m.cluster: m.index for m in reversed(world.control.members)}  # each cluster's first process
         others = [i for c, i in first.items() if c != world.cluster]
-        notice = threading.Timer(_NOTICE_S, log.warning, (_NOTICE, _show(mine)))
-        notice.name, notice.daemon = "hetccl-notice", True
-        notice.start()
-        try:
-            answers = world.control.collect(key, others, world.config.arrival_timeout)
-        finally:
-            notice.cancel()
-        return self._checked(axis, [mine if c == world.cluster else answers[first[c]] for c in range(len(first))])
+        deadline = time.monotonic() + world.config.arrival_timeout
+        warned = False
+        while True:
+            try:
+                answers = world.control.collect(key, others, min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+            except RendezvousError:
+                self._refuse_another(axis, mine)
+                if time.monotonic() >= deadline:
+                    raise
+                if not warned:
+                    log.warning(_NOTICE, _show(mine))
+                warned = True
+            else:
+                return [mine if c == world.cluster else answers[first[c]] for c in range(len(first))]
+
+    def _refuse_another(self, axis: str, mine: Mapping[str, Any]) -> None:
+        """An error if another cluster waits in turn, with a mesh over this axis that we do not have."""
+        with self._lock:
+            strangers = [v for k, v in self._theirs.items() if k[1] not in self._published]
+        for theirs in strangers:
+            if axis in theirs["names"]:
+                raise AgreementError(
+                    f"clusters {self._name(self._world.cluster)} and {self._name(theirs['cluster'])} disagree about the "
+                    f"mesh with the spanning axis {axis!r}: {_show(mine)} here, {_show(theirs)} there. The axis names must "
+                    f"be equal and every size except {axis!r}'s."
+                )
+
+    def _name(self, cluster: int) -> str:
+        return repr(self._world.clusters[cluster].name)
+
+    def _note(self, member: int, key: str, theirs: Any) -> None:
+        with self._lock:
+            self._theirs[member, key] = {**theirs, "cluster": self._world.control.members[member].cluster}
 
     def _assumed(self, axis: str, mine: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """What all clusters' meshes look like if the axis' size was given to ``initialize``: this cluster's axes over
@@ -216,7 +249,11 @@ class Agreement:
         total = sum(c["shape"][at] for c in result)
         return result if total == world.axes.get(axis) and result[world.cluster] == mine else None
 
-    def _compare(self, axis: str, assumed: Sequence[Mapping[str, Any]], member: int, key: str, theirs: Any) -> None:
+    def _compare(
+        self, axis: str, expected: str, assumed: Sequence[Mapping[str, Any]], member: int, key: str, theirs: Any
+    ) -> None:
+        if key != expected:  # subscriptions are by prefix
+            return
         cluster = self._world.control.members[member].cluster
         if theirs != assumed[cluster]:
             self._world.fail(
@@ -231,17 +268,6 @@ class Agreement:
         world = self._world
         mine = all_clusters[world.cluster]
         at = mine["names"].index(axis)
-
-        def rest(c: Mapping[str, Any]) -> Any:
-            return [(n, s) for i, (n, s) in enumerate(zip(c["names"], c["shape"], strict=True)) if i != at]
-
-        for info, theirs in zip(world.clusters, all_clusters, strict=True):
-            if theirs["names"] != mine["names"] or rest(theirs) != rest(mine):
-                raise AgreementError(
-                    f"clusters {world.clusters[world.cluster].name!r} and {info.name!r} disagree about the mesh with the "
-                    f"spanning axis {axis!r}: {_show(mine)} here, {_show(theirs)} there. The axis names must be equal "
-                    f"and every size except {axis!r}'s."
-                )
         sizes = tuple(c["shape"][at] for c in all_clusters)
         agreed = self._sizes.setdefault(axis, sizes)
         total = world.axes.get(axis)
@@ -255,6 +281,11 @@ class Agreement:
         return MeshView(
             tuple(mine["names"]), axis, tuple(tuple(c["shape"]) for c in all_clusters), ranks, world.cluster
         )
+
+
+def _further(axis: str, mesh: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What must be equal in all clusters' meshes: the names, and every size except the spanning axis'."""
+    return tuple((n, None if n == axis else s) for n, s in zip(mesh["names"], mesh["shape"], strict=True))
 
 
 def _show(mesh: Mapping[str, Any]) -> str:

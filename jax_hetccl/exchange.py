@@ -83,17 +83,29 @@ class Registry:
             return self._by_id[number]
 
 
-def bucket(parts: Sequence[Exchange]) -> Exchange:
-    """Several exchanges as one: their buffers in order, one message to each peer."""
-    if len(parts) == 1:
+def bucket(parts: Sequence[Exchange], places: Sequence[int]) -> Exchange:
+    """Several exchanges as one: their buffers in order, one message to each peer.
+
+    Args:
+      parts: the exchanges. One of a stream stands alone and stays as it is.
+      places: their places in program order, which both sides compare too: two exchanges of equal operands in another
+        order are a mismatch then, and not a swap of values.
+
+    Returns:
+      The exchange that the program starts.
+    """
+    if parts[0].stream is not None:
         return parts[0]
+    wire = ("bucket", *((at, p.wire) for at, p in zip(places, parts, strict=True)))
+    if len(parts) == 1:
+        return dataclasses.replace(parts[0], wire=wire)
     merged = plans.merge([(p.plan, p.sends, p.recvs) for p in parts])
     total = sum(p.payload for p in parts)
     return Exchange(
         plan=merged,
         sends=sum(p.sends for p in parts),
         recvs=sum(p.recvs for p in parts),
-        wire=("bucket", *(p.wire for p in parts)),
+        wire=wire,
         text=f"{parts[0].text} and {len(parts) - 1} more, {total} bytes together",
         payload=total,
         group=parts[0].group,

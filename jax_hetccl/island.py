@@ -105,7 +105,7 @@ def describe_devices() -> dict[str, Any]:
     every = devices()
     local = {device.id for device in jax.local_devices()}
     return {
-        "platform": every[0].platform,
+        "platform": vendor(every[0]),
         "kinds": sorted({device.device_kind for device in every}),
         "jax": jax.__version__,
         "total": len(every),
@@ -119,6 +119,13 @@ def ordinal(device: Device) -> int:
         return device.id
     local = device.local_hardware_id
     return device.id if local is None else local
+
+
+def vendor(device: Device) -> str:
+    """The platform, with "gpu" told apart: clusters of two vendors round differently."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 def assemble(control: ControlPlane, records: dict[int, Any]) -> tuple[tuple[ClusterInfo, ...], dict[int, int]]:

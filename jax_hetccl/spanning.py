@@ -14,7 +14,7 @@ from typing import Any
 
 from jax_hetccl import _compat
 from jax_hetccl._compat import AnyMesh, Lowering, ir
-from jax_hetccl._errors import UnsupportedError
+from jax_hetccl._errors import AgreementError, RendezvousError, UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.agreement import Agreement
 from jax_hetccl.decompose import RULES
@@ -91,6 +91,11 @@ class SpanningHooks:
 
     def compiled(self, module: ir.Module) -> None:
         self.syncs.finish(lambda: str(module))
+
+    def lowering_failed(self, error: Exception) -> None:
+        """Tells the others of an error that only this cluster has; one that lies in the program they have too."""
+        if isinstance(error, (AgreementError, RendezvousError)):
+            self.world.fail("agreement", f"cluster {self.world.clusters[self.world.cluster].name!r}: {error}")
 
     def compile_failed(self, module: ir.Module, error: Exception) -> None:
         """The other clusters may be waiting in this program already: they all get this cluster's error."""

@@ -18,19 +18,13 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jax_hetccl import _compat, exchange
+from jax_hetccl import _compat, exchange, island
 from jax_hetccl import plan as plans
 from jax_hetccl._compat import hlo, ir, sdy
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
-
-# Cheap operations that may move up with the exchange they feed; the ones a decomposition puts in front of it.
-_LIGHT = {
-    f"stablehlo.{name}"
-    for name in ("all_reduce", "reduce_scatter", "reshape", "convert", "pad", "slice", "constant", "transpose")
-} | {"sdy.sharding_constraint"}
 
 # Each started exchange holds its receive buffers; beyond this everything started is finished first.
 INFLIGHT_BYTES = 1 << 30
@@ -113,15 +107,16 @@ class _Pass:
                 return True
         return any(self.has_exchange(o) for o in rewrite.inner(op))
 
-    def item(self, op: ir.Operation, producers: dict[ir.Value, int]) -> Item:
-        """The operation as the scheduler sees it."""
+    def item(self, op: ir.Operation, emitted: bool, producers: dict[ir.Value, int]) -> Item:
+        """The operation as the scheduler sees it. What a decomposition emitted is light: it differs between clusters
+        (one of one device needs no local collectives), and the order must not."""
         needs = frozenset(producers[v] for v in rewrite.used(op) if v in producers)
         if op.name == "stablehlo.custom_call" and rewrite.target(op) == exchange.MARKER:
             spec = self.registry[rewrite.plan_id(op)]
             return Item(Kind.EXCHANGE, needs, spec.payload, spec.group, spec.stream is not None)
         if self.has_exchange(op):
             return Item(Kind.REGION, needs)
-        return Item(Kind.LIGHT if op.name in _LIGHT else Kind.PLAIN, needs)
+        return Item(Kind.LIGHT if emitted else Kind.PLAIN, needs)
 
     # --- blocks ---
 
@@ -133,9 +128,14 @@ class _Pass:
             chain = self.segment(segment, end, chain, checked)
         return chain
 
-    def segment(self, ops: Sequence[ir.Operation], end: ir.Operation, chain: ir.Value, checked: bool) -> ir.Value:
+    def segment(
+        self, pairs: Sequence[tuple[ir.Operation, bool]], end: ir.Operation, chain: ir.Value, checked: bool
+    ) -> ir.Value:
+        ops = [op for op, _ in pairs]
         producers = {v: i for i, op in enumerate(ops) for v in exchange.values(op)}
-        items = [self.item(op, producers) for op in ops]
+        items = [self.item(op, emitted, producers) for op, emitted in pairs]
+        # The place of each exchange in program order is part of what both sides compare.
+        places = {i: n for n, i in enumerate(i for i, it in enumerate(items) if _is_counted(it))}
         bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
         steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
         started: dict[tuple[int, ...], _Bucket] = {}
@@ -147,14 +147,17 @@ class _Pass:
                         chain = self.region(ops[i], chain, checked)
                 case Start(bucket):
                     with ir.InsertionPoint(end):
-                        chain, started[bucket] = self.start([ops[i] for i in bucket], chain)
+                        at = [places.get(i, -1) for i in bucket]
+                        chain, started[bucket] = self.start([ops[i] for i in bucket], at, chain)
                 case Done(bucket):
                     with ir.InsertionPoint(end):
                         chain = self.done([ops[i] for i in bucket], started.pop(bucket), chain)
         return chain
 
-    def start(self, markers: Sequence[ir.Operation], chain: ir.Value) -> tuple[ir.Value, _Bucket]:
-        spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers])
+    def start(
+        self, markers: Sequence[ir.Operation], places: Sequence[int], chain: ir.Value
+    ) -> tuple[ir.Value, _Bucket]:
+        spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers], places)
         teach(self.world, spec)
         if spec.program is not None:
             self.world.engine.set_program(spec.program, f"stream {spec.stream}")
@@ -339,15 +342,16 @@ class _Pass:
 
         def visit(op: ir.Operation) -> None:
             for inner in list(rewrite.inner(op)):
-                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in (
-                    _compat.REGION_BEGIN,
-                    _compat.REGION_END,
-                ):
+                if inner.name == "stablehlo.custom_call" and rewrite.target(inner) in _compat.MARKERS:
                     inner.erase()
                 elif len(inner.regions):
                     visit(inner)
 
         visit(self.module.operation)
+
+
+def _is_counted(item: Item) -> bool:
+    return item.kind is Kind.EXCHANGE and not item.stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,4 +382,4 @@ def teach(world: World, spec: Teachable) -> None:
         if rank in mine:
             sends = [dataclasses.astuple(r) for r in part.sends]
             recvs = [dataclasses.astuple(r) for r in part.recvs]
-            world.engine.add_plan(spec.id, spec.text, spec.wire_id, mine[rank].id, sends, recvs)
+            world.engine.add_plan(spec.id, spec.text, spec.wire_id, island.ordinal(mine[rank]), sends, recvs)

@@ -58,10 +58,15 @@ def texts(op: ir.Operation, registry: exchange.Registry) -> Iterator[str]:
         yield from texts(o, registry)
 
 
-def segments(ops: Sequence[ir.Operation], has_exchange: Callable[[ir.Operation], bool]) -> list[list[ir.Operation]]:
+def segments(
+    ops: Sequence[ir.Operation], has_exchange: Callable[[ir.Operation], bool]
+) -> list[list[tuple[ir.Operation, bool]]]:
     """Splits a block at the region markers that enclose an exchange; the markers themselves are left out.
 
     In the other clusters the enclosed operations stand in a region of their own, which exchanges do not cross.
+
+    Returns:
+      The segments' operations, each with whether a decomposition emitted it.
     """
     cuts: set[int] = set()
     begins: list[int] = []
@@ -72,12 +77,15 @@ def segments(ops: Sequence[ir.Operation], has_exchange: Callable[[ir.Operation],
             begin = begins.pop()
             if any(has_exchange(o) for o in ops[begin + 1 : i]):
                 cuts.update((begin, i))
-    result: list[list[ir.Operation]] = [[]]
+    result: list[list[tuple[ir.Operation, bool]]] = [[]]
+    emitted = False
     for i, op in enumerate(ops):
-        if i in cuts:
+        if target(op) in (_compat.LOWERED_BEGIN, _compat.LOWERED_END):
+            emitted = target(op) == _compat.LOWERED_BEGIN
+        elif i in cuts:
             result.append([])
-        elif target(op) not in (_compat.REGION_BEGIN, _compat.REGION_END):
-            result[-1].append(op)
+        elif target(op) not in _compat.MARKERS:
+            result[-1].append((op, emitted))
     return [s for s in result if s]
 
 
