@@ -76,9 +76,9 @@ class World:
         self._rank_of_id = {device.id: first + i for i, device in enumerate(island.devices())}
         self._closed = threading.Event()
         self._monitor = FailureMonitor(engine, control)
-        self._monitor.start()
         opener = channels.Opener(config, control)
         self._channels = Channels(engine, control, opener, acceptor, owner, self._monitor.report, make_segment)
+        self._monitor.start()
 
     def rank_of_device(self, device: island.Device) -> int:
         """Returns the world rank of a device of this cluster."""
@@ -150,11 +150,13 @@ class World:
         self._drain()
         self._closed.set()
         self._monitor.close()
-        self._channels.close()
-        _use_engine(None)
+        with _logged("closing the acceptor"):
+            self._channels.close()
         if self.engine is not None:
+            # The handlers keep the engine until it has closed: it answers what is pending, with no engine they fail.
             with _logged("closing the engine"):
                 self.engine.close(_CLOSE_S)
+        _use_engine(None)
         island_members = [m.index for m in self.control.members if m.cluster == self.cluster]
         if self.failure and any(self.control.broken(member) for member in island_members):
             island.abandon()
@@ -270,27 +272,28 @@ def form(
     """
     deadline = time.monotonic() + config.join_timeout
     listening, reach = channels.listeners(config)
-    acceptor = Acceptor(listening)
-    control: ControlPlane | None = None
-    try:
+    with contextlib.ExitStack() as undo:  # if anything fails, the latest first, as `World.close` does
+        acceptor = Acceptor(listening)
+        undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
         agree = {"HETCCL_BUCKET_MB": config.bucket_mb, "HETCCL_AXES": sorted(config.axes)}
         record = {**reach, "versions": versions, "python": sys.version.split()[0], "agree": agree}
         control = join(config, record)
+        undo.callback(_end, "closing the control plane", control.close, 1.0)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
         control.publish("devices", island.describe_devices())
         left = max(deadline - time.monotonic(), 1.0)
         clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
         engine = engine_factory(config, control)
+        if engine is not None:
+            undo.callback(_end, "closing the engine", engine.close, _CLOSE_S)
+        undo.callback(_end, "closing the acceptor", acceptor.close)  # before the engine it hands channels to
         world = World(config, control, clusters, owner, engine, acceptor, make_segment)
-    except BaseException:
-        acceptor.close()
-        if control is not None:
-            control.close(1.0)
-        raise
-    if engine is not None:
-        _introduce(world)
-        _use_engine(engine)
+        undo.callback(_end, "closing the failure monitor", world._monitor.close)
+        if engine is not None:
+            _introduce(world)
+            _use_engine(engine)
+        undo.pop_all()
     return world
 
 
@@ -364,3 +367,9 @@ def _logged(what: str):
         yield
     except Exception:
         _log.exception("%s", what)
+
+
+def _end(what: str, close: Callable[..., None], *args: Any) -> None:
+    """Closes something without hiding the error that led here."""
+    with _logged(what):
+        close(*args)

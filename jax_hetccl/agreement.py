@@ -237,6 +237,8 @@ class Agreement:
         message names the layout that its sender had in mind.
         """
         world = self._world
+        if world.axes.get(axis) is None:
+            return None
         at = mine["names"].index(axis)
         further = math.prod(mine["shape"]) // mine["shape"][at]
         result = []

@@ -29,13 +29,13 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     Args:
       x: array or pytree, any dtype ``lax.psum`` takes; the same shapes and dtypes on every rank.
       axis_name: mesh axis or tuple of axes, one of which spans.
-      axis_index_groups: must be None over a spanning axis in this version.
+      axis_index_groups: as in lax: lists of global indices along the axis, together all of them; each reduces alone.
 
     Returns:
       Arrays of the same shapes; bool becomes int32, as in lax.
 
     Raises:
-      UnsupportedError: no axis spans, or ``axis_index_groups`` is given.
+      UnsupportedError: no axis spans.
       jax.errors.JaxRuntimeError: at run time, with the peer's cluster and rank, if an exchange fails;
         ``hetccl.check()`` raises it as a typed error.
 

@@ -8,6 +8,7 @@ not hold up the others.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import errno
@@ -29,10 +30,12 @@ MAX_STRIPES = 16
 # Stripes of one channel come within one handshake of each other.
 _GROUP_S = 30.0
 _POLL_S = 0.5
-MAX_FDS = 8
+# A shm channel comes with the memory of its segment and nothing else.
+SHM_FDS = 1
 
 # The dialer of a shm channel sends its descriptors with this byte and gets it back when they are here.
 FDS_BYTE = b"F"
+_SCM_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 
 @dataclasses.dataclass
@@ -83,10 +86,11 @@ class Acceptor:
         self._listeners = listeners
         self._hooks: AcceptorHooks | None = None
         self._pending: dict[socket.socket, _Pending] = {}
-        self._groups: dict[tuple[int, int, int, bytes], _Group] = {}
+        self._groups: dict[tuple[int, int, int, int, bytes], _Group] = {}
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hetccl-accept", daemon=True)
 
     def start(self, hooks: AcceptorHooks) -> None:
@@ -95,15 +99,18 @@ class Acceptor:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening and drops connections that are not channels yet. Idempotent."""
-        if self._stop:
-            return
-        self._stop = True
-        os.eventfd_write(self._wake, 1)
-        if self._thread.ident is None:  # never started
-            self._tear_down()
-        else:
-            self._thread.join(5)
+        """Stops listening and drops connections that are not channels yet. Idempotent, thread-safe, bounded."""
+        with self._closing:
+            if self._stop:
+                return
+            self._stop = True
+            if self._thread.ident is None:  # never started
+                self._tear_down()
+            else:
+                os.eventfd_write(self._wake, 1)
+                self._thread.join(5)
+            if not self._thread.is_alive():  # nobody else closes it, so the write above never meets a stranger's
+                os.close(self._wake)
 
     # --- the accept thread -------------------------------------------------------------------
 
@@ -138,9 +145,14 @@ class Acceptor:
                     else:
                         time.sleep(0.05)  # the backlog keeps them until descriptors are free again
                 return
-            sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                addresses.set_keepalive(sock)
+            try:
+                sock.setblocking(False)
+                if sock.family != socket.AF_UNIX:
+                    addresses.set_keepalive(sock)
+            except OSError as error:
+                _log.debug("a connection was dropped: %s", error)
+                sock.close()
+                continue
             if len(self._pending) >= MAX_PENDING:
                 self._drop(next(iter(self._pending)))
             self._pending[sock] = _Pending(sock, time.monotonic())
@@ -164,6 +176,9 @@ class Acceptor:
             return
         except (OSError, ValueError) as error:
             _log.debug("a connection was dropped: %s", error)
+            self._drop(pending.sock)
+        except Exception:  # whatever one connection brings about, the others are served
+            _log.exception("a connection was dropped")
             self._drop(pending.sock)
 
     def _advance(self, pending: _Pending, message: bytes) -> None:
@@ -192,11 +207,14 @@ class Acceptor:
             self._complete(pending, [])
 
     def _take_fds(self, pending: _Pending) -> None:
-        data, fds, _, _ = socket.recv_fds(pending.sock, 1, MAX_FDS)
-        if data != FDS_BYTE or not fds:
+        # Not socket.recv_fds: it ignores its flags, and without CLOEXEC children would keep the memory.
+        space = socket.CMSG_LEN(SHM_FDS * array.array("i").itemsize)
+        data, ancillary, flags, _ = pending.sock.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+        fds = [fd for level, kind, raw in ancillary if (level, kind) == _SCM_RIGHTS for fd in array.array("i", raw)]
+        if data != FDS_BYTE or len(fds) != SHM_FDS or flags & socket.MSG_CTRUNC:
             for fd in fds:
                 os.close(fd)
-            raise ValueError("expected descriptors")
+            raise ValueError(f"expected {SHM_FDS} descriptor")
         self._send(pending.sock, FDS_BYTE)
         self._complete(pending, fds)
 
@@ -205,7 +223,7 @@ class Acceptor:
         claim, sock = pending.claim, pending.sock
         self._selector.unregister(sock)
         del self._pending[sock]
-        key = (claim.dialer, claim.src, claim.dst, claim.attempt)
+        key = (claim.dialer, claim.src, claim.dst, claim.stripes, claim.attempt)
         group = self._groups.setdefault(key, _Group(time.monotonic()))
         group.socks[claim.stripe] = sock
         if len(group.socks) < claim.stripes:
@@ -232,7 +250,7 @@ class Acceptor:
                     sock.close()
 
     def _drop(self, sock: socket.socket) -> None:
-        del self._pending[sock]
+        self._pending.pop(sock, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
         sock.close()
@@ -247,4 +265,3 @@ class Acceptor:
         for listener in self._listeners:
             listener.close()
         self._selector.close()
-        os.close(self._wake)

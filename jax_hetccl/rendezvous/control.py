@@ -89,7 +89,7 @@ class ControlPlane:
             self._values.setdefault(key, {})[self.me] = value
             self._outbox.append(payload)
             self._condition.notify_all()
-        os.eventfd_write(self._wake, 1)
+            os.eventfd_write(self._wake, 1)  # under the lock: once `_closing` is set, `close` may close it
 
     def collect(self, key: str, members: Sequence[int] | None = None, timeout: float = 60.0) -> dict[int, Any]:
         """Waits until each of `members` (default: all) has published `key`.
@@ -111,7 +111,7 @@ class ControlPlane:
                 if not missing:
                     return {m: have[m] for m in wanted}
                 if self._error:
-                    raise self._error
+                    raise type(self._error)(*self._error.args)  # a new one: tracebacks must not pile up
                 self._check_reachable(key, missing)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:

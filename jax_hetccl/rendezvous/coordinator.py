@@ -83,8 +83,8 @@ class Coordinator:
         try:
             self._router.bind(addresses.endpoint(host, config.coordinator[1]))
         except zmq.ZMQError:
-            self._gate.close()
             self._router.close(0)
+            self._gate.close()
             self._context.term()
             raise
         self._seats: dict[str, _Seat] = {}
@@ -127,8 +127,8 @@ class Coordinator:
         except Exception:
             _log.exception("the coordinator's thread failed; joining is not possible until it is restarted")
         finally:
-            self._gate.close()
             self._router.close(0)
+            self._gate.close()
             self._context.term()
 
     def _receive(self) -> None:

@@ -29,11 +29,17 @@ def _common(sock: zmq.Socket) -> None:
 
 
 def server(context: zmq.Context, keys: tuple[bytes, bytes]) -> zmq.Socket:
-    """Returns an unbound ROUTER that speaks CURVE as server with `keys` (public, secret)."""
+    """Returns an unbound ROUTER that speaks CURVE as server with `keys` (public, secret).
+
+    It admits nobody without a `zap.Gate` in its context, neither before there is one nor after it was closed.
+    """
     sock = context.socket(zmq.ROUTER)
     _common(sock)
     sock.set(zmq.BACKLOG, 1024)
     sock.curve_server = True
+    # With a domain that is enforced libzmq refuses where no gate answers; by default it would admit.
+    sock.zap_domain = b"hetccl"
+    sock.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
     sock.curve_publickey, sock.curve_secretkey = keys
     return sock
 

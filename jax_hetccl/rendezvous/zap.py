@@ -43,5 +43,5 @@ class Gate:
             self.socket.send_multipart([version, request, *status, b""])
 
     def close(self) -> None:
-        """Stops answering: later clients of the context are refused by libzmq."""
+        """Stops answering: libzmq refuses later clients of sockets that enforce their domain (see `sockets.server`)."""
         self.socket.close(0)
