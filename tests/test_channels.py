@@ -100,6 +100,8 @@ class Hooks(AcceptorHooks):
         self.came = threading.Event()
 
     def key(self, member: int) -> bytes | None:
+        if member == 13:
+            raise KeyError(member)
         return KEY if member == 0 else None
 
     def refusal(self, claim: Claim) -> str | None:
@@ -242,6 +244,34 @@ def test_a_handshake_in_single_bytes_is_fine(served):
     sock.close()
 
 
+def test_what_one_connection_brings_about_does_not_end_the_accept_thread(served):
+    address, hooks = served
+    with pytest.raises(ConnectionError):
+        prove(address, dataclasses.replace(CLAIM, dialer=13))  # the hook raises KeyError
+    one = prove(address, dataclasses.replace(CLAIM, stripe=1, stripes=2))
+    two = prove(address, dataclasses.replace(CLAIM, stripe=0, stripes=3))  # the same attempt, another count
+    prove(address, dataclasses.replace(CLAIM, attempt=b"another.")).close()
+    assert hooks.came.wait(5) and len(hooks.channels) == 1
+    one.close()
+    two.close()
+
+
+def test_closing_after_the_accept_thread_has_failed(monkeypatch):
+    acceptor = Acceptor([addresses.listen_tcp("127.0.0.1", None)])
+
+    def fails() -> None:
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(acceptor, "_expire", fails)
+    before = len(os.listdir("/proc/self/fd"))
+    acceptor.start(Hooks())
+    acceptor._thread.join(5)
+    assert not acceptor._thread.is_alive()
+    acceptor.close()
+    acceptor.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 3  # the listener, the selector, the eventfd
+
+
 # --- opening, between members ---------------------------------------------------------------------
 
 
@@ -319,10 +349,27 @@ def test_shm_channels_carry_descriptors(two):
     assert claim.transport == "shm"
     os.pwrite(memory, b"shared", 100)
     assert os.pread(theirs, 6, 100) == b"shared"
+    assert not os.get_inheritable(theirs) and not os.get_inheritable(stream)
     os.write(sock, b"bell")
     assert os.read(stream, 10) == b"bell"
     os.close(sock)
     os.close(memory)
+
+
+@pytest.mark.parametrize("count", [0, 2, 20])
+def test_shm_takes_one_descriptor_and_nothing_else(two, count):
+    left, _, hooks = two
+
+    def segments() -> list[int]:
+        return [fd for _ in range(count) for fd in segment()]
+
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RendezvousError):
+        opener(left, transport="shm").open(left.members[1], 0, 1, segments)
+    deadline = time.monotonic() + 5
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(os.listdir("/proc/self/fd")) == before and not hooks.opened_
 
 
 def test_auto_falls_back_to_tcp_once_and_shm_refuses(two):

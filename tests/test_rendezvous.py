@@ -16,7 +16,7 @@ from meeting import SECRET, Meeting, config, free_port
 
 from jax_hetccl import _secret
 from jax_hetccl._errors import AgreementError, HetcclError, PeerLostError, RendezvousError
-from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets
+from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
 from jax_hetccl.rendezvous.join import join
 
 ALL = ("left/0", "left/1", "right/0")
@@ -290,8 +290,11 @@ def test_a_goodbye_is_no_loss_but_ends_waiting(meeting):
 def test_interrupt_ends_all_waiting(meeting):
     left, *_ = meeting.join(*ALL)
     threading.Timer(0.2, left.interrupt, [PeerLostError("the first error")]).start()
-    with pytest.raises(PeerLostError, match="the first error"):
+    with pytest.raises(PeerLostError, match="the first error") as first:
         left.collect("never", timeout=10)
+    with pytest.raises(PeerLostError, match="the first error") as second:
+        left.collect("never", timeout=10)
+    assert first.value is not second.value  # each with its own traceback
 
 
 def test_closed_control_plane_refuses_to_publish(meeting):
@@ -457,6 +460,24 @@ def test_strangers_get_no_answer_and_disturb_nobody(meeting, door, stranger):
     left.publish("still", "alive")
     assert right.collect("still", [0], 5) == {0: "alive"}
     assert all(key == "still" for _, key, _ in heard)
+
+
+@pytest.mark.parametrize("gate", ["closed", "never there"])
+def test_without_a_gate_nobody_is_admitted(gate):
+    context, pair = zmq.Context(), zmq.curve_keypair()
+    if gate == "closed":
+        zap.Gate(context).close()
+    server = sockets.server(context, pair)
+    port = sockets.bind_free(server, "127.0.0.1", None)
+    theirs = zmq.Context()  # a gate of the stranger's own context plays no part
+    stranger = sockets.client(theirs, zmq.curve_keypair(), pair[0])
+    stranger.connect(f"tcp://127.0.0.1:{port}")
+    stranger.send(b"let me in")
+    assert not server.poll(700)
+    for sock in (stranger, server):
+        sock.close(0)
+    context.term()
+    theirs.term()
 
 
 def test_settings_that_must_be_equal_are_compared(meeting):

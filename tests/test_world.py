@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from meeting import SECRET, free_port
+from meeting import SECRET, config, free_port
 
 from harness.process import IN_PLACE
 from jax_hetccl import island
@@ -325,6 +326,70 @@ def test_processes_of_one_cluster_must_describe_the_same(fact):
 def test_devices_without_an_owner_are_an_error():
     with pytest.raises(HetcclError, match="do not own all of its devices"):
         island.assemble(control_of(1), {0: record(positions=[0])})
+
+
+class EngineTwin:
+    """Stands for the engine where only its life matters; writes down in `calls` what happens to it."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def wait_failure(self, timeout_s: float) -> None:
+        time.sleep(min(timeout_s, 0.05))
+
+    def set_rank_name(self, rank: int, name: str) -> None:
+        self.calls.append("named")
+
+    def set_local_device(self, ordinal: int, rank: int) -> None:
+        pass
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def close(self, timeout_s: float) -> None:
+        self.calls.append("closed")
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """What happens to the engine, by `EngineTwin` and by the world that uses it."""
+    made: list[str] = []
+    monkeypatch.setattr(world, "_use_engine", lambda engine: made.append("used" if engine else "unused"))
+    return made
+
+
+def alone() -> Any:
+    return config("solo/0", free_port(), clusters="solo:1")
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("hetccl")]
+
+
+def test_the_engine_is_closed_before_it_is_taken_from_the_handlers(calls, monkeypatch):
+    made = world.form(alone(), lambda *_: EngineTwin(calls))
+    close = made._channels.close
+
+    def fails() -> None:
+        close()
+        raise OSError(9, "by the test")
+
+    monkeypatch.setattr(made._channels, "close", fails)
+    made.close()  # the rest is closed all the same
+    assert calls[-2:] == ["closed", "unused"] and "used" in calls
+    assert not threads()
+
+
+@pytest.mark.parametrize("step", ["World", "_introduce", "_use_engine"])
+def test_a_world_that_cannot_be_formed_leaves_nothing(calls, monkeypatch, step):
+    def fails(*_: Any) -> None:
+        raise RuntimeError("by the test")
+
+    monkeypatch.setattr(world, step, fails)
+    with pytest.raises(RuntimeError, match="by the test"):
+        world.form(alone(), lambda *_: EngineTwin(calls))
+    assert calls[-1] == "closed" and "used" not in calls
+    assert not threads()
 
 
 def test_without_a_world():
