@@ -13,7 +13,7 @@ cc_library(
 """
 
 def _xla_headers_impl(ctx):
-    include = ctx.os.environ.get("HETCCL_XLA_INCLUDE_DIR", "")
+    include = ctx.os.environ.get("JAX_HETCCL_XLA_INCLUDE_DIR", "")
     python = ctx.which("python3")
     if not include and python:
         result = ctx.execute([python, "-c", _FIND])
@@ -26,7 +26,7 @@ def _xla_headers_impl(ctx):
 
 xla_headers = repository_rule(
     implementation = _xla_headers_impl,
-    environ = ["HETCCL_XLA_INCLUDE_DIR", "PATH"],
+    environ = ["JAX_HETCCL_XLA_INCLUDE_DIR", "PATH"],
     local = True,
-    doc = "HETCCL_XLA_INCLUDE_DIR names the directory; without it, the jaxlib of python3 is used if there is one.",
+    doc = "JAX_HETCCL_XLA_INCLUDE_DIR names the directory; without it, the jaxlib of python3 is used if there is one.",
 )
