@@ -26,7 +26,7 @@ from jax_hetccl._world import World
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
 
-# Each started exchange holds its receive buffers; beyond this everything started is finished first.
+# Operands in flight: each started exchange holds receive buffers too. Beyond this everything started is finished first.
 INFLIGHT_BYTES = 1 << 30
 
 
