@@ -9,8 +9,8 @@
 
 namespace hetccl {
 
-// What went wrong with a world. The order is the order of blame: a peer that died explains the
-// timeouts that follow it, so the smaller value wins when several are known.
+// What went wrong with a world. A process keeps the first error that it notices; which of several
+// processes' errors the world ends with is settled where they agree, not here.
 enum class ErrorKind { kPeerLost = 0, kCorrupt, kMismatch, kTimeout, kAborted, kInternal };
 
 // The name that Python sees: "peer_lost", "corrupt", "mismatch", "timeout", "aborted", "internal".

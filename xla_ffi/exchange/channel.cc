@@ -4,6 +4,23 @@
 
 namespace hetccl {
 
+void ChannelContext::SetFindOperation(FindOperation find) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  find_operation_ = std::move(find);
+}
+
+std::string ChannelContext::OperationWith(uint32_t peer_rank) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return find_operation_ ? find_operation_(peer_rank) : "";
+}
+
+std::shared_ptr<std::atomic<int64_t>> ChannelContext::ProgressWith(uint32_t peer_rank) {
+  std::lock_guard<std::mutex> lock(progress_mutex_);
+  auto& progress = progress_[peer_rank];
+  if (progress == nullptr) progress = std::make_shared<std::atomic<int64_t>>(0);
+  return progress;
+}
+
 std::string Channel::OperationName(const Exchange& exchange) const {
   return exchange.plan().text() + " (exchange #" + std::to_string(exchange.index()) + " of " +
          context_->directory.Program(exchange.program()) + ")";
@@ -20,7 +37,7 @@ void Channel::CheckPeer(const transport::Endpoint& endpoint, const Exchange* nee
   if (state == transport::PeerState::kGoodbye && needed_by == nullptr) return;
   // An idle channel may be the first to notice, while another one with this peer is in use.
   const std::string operation =
-      needed_by ? OperationName(*needed_by) : context_->operation_with(peer_rank_);
+      needed_by ? OperationName(*needed_by) : context_->OperationWith(peer_rank_);
   std::string text = "lost " + PeerName() + " at " + LocalName();
   text += operation.empty() ? " while no operation was under way" : " during " + operation;
   if (state == transport::PeerState::kGoodbye) {
@@ -35,16 +52,23 @@ void Channel::Moved(size_t bytes) {
   if (bytes == 0) return;
   moved_.fetch_add(bytes, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  last_progress_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  NoteProgress();
+}
+
+void Channel::NoteProgress() {
+  const int64_t now = Clock::now().time_since_epoch().count();
+  last_progress_.store(now, std::memory_order_relaxed);
+  progress_with_peer_->store(now, std::memory_order_relaxed);
 }
 
 Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* preposition,
-                        uint64_t total, Duration waited, bool under_way, const char* hint) const {
+                        uint64_t moved, uint64_t total, Duration waited, bool under_way,
+                        const char* hint) const {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.3g s", ToSeconds(waited));
   std::string text = OperationName(exchange) + ": " + LocalName() + " " + verb + " " +
-                     std::to_string(moved_.load(std::memory_order_relaxed)) + " of " +
-                     std::to_string(total) + " bytes " + preposition + " " + PeerName() + ", then ";
+                     std::to_string(moved) + " of " + std::to_string(total) + " bytes " +
+                     preposition + " " + PeerName() + ", then ";
   text += under_way ? "nothing moved for " : "waited ";
   text += seconds;
   text += under_way ? " (HETCCL_TIMEOUT)" : " for it to begin (HETCCL_ARRIVAL_TIMEOUT)";

@@ -26,7 +26,7 @@ namespace hetccl {
 struct Bounds {
   Duration progress;        // between two bytes of a message under way
   Duration arrival;         // until the peer reaches the operation
-  Duration mismatch_grace;  // until a message of another program counts as a mismatch
+  Duration mismatch_grace;  // of silence, see IncomingChannel
 };
 
 // Shared by all channels of an engine.
@@ -38,9 +38,25 @@ struct ChannelContext {
   const Bounds bounds;
   Directory directory;
   FailureState failure;
-  // The oldest operation under way with this peer, on whatever channel; empty if there is none. Set
-  // once, before any channel exists; takes the channels' locks, so call it without one.
-  std::function<std::string(uint32_t peer_rank)> operation_with;
+
+  using FindOperation = std::function<std::string(uint32_t peer_rank)>;
+  // Who answers OperationWith; null from the moment on at which it goes away. Waits for the answer
+  // under way.
+  void SetFindOperation(FindOperation find);
+  // The oldest operation under way with this peer, on whatever channel; empty if there is none.
+  // Takes the channels' locks, so call it without one.
+  std::string OperationWith(uint32_t peer_rank) const;
+
+  // When anything last moved to or from this peer, in Clock ticks; shared by its channels.
+  std::shared_ptr<std::atomic<int64_t>> ProgressWith(uint32_t peer_rank);
+
+ private:
+  mutable std::mutex mutex_;      // held while find_operation_ runs
+  FindOperation find_operation_;  // guarded by mutex_
+  // Another lock, as channels are made under the one of the table, which find_operation_ takes.
+  std::mutex progress_mutex_;
+  // Guarded by progress_mutex_:
+  std::unordered_map<uint32_t, std::shared_ptr<std::atomic<int64_t>>> progress_;
 };
 
 // Counts the exchanges of a (program, index): both sides count alike, so the count tells runs of
@@ -62,14 +78,18 @@ class OccurrenceCounter {
 //
 // Threads: Step and the transport belong to the proxy thread. Post (of the subclasses) comes from
 // XLA's threads, CheckDeadlines from the watchdog, FailAll from whoever adopts a failure. `mutex_`
-// guards the queues; no other lock is taken and nothing outside is called while it is held.
+// guards the queues; while it is held no other lock is taken than the Directory's, which calls
+// nothing, and nothing outside is called.
 //
 // A channel that breaks proposes the failure and stops moving; its parts stay pending until a
 // failure is adopted and FailAll comes.
 class Channel : public proxy::Task {
  public:
   Channel(std::shared_ptr<ChannelContext> context, uint32_t local_rank, uint32_t peer_rank)
-      : context_(std::move(context)), local_rank_(local_rank), peer_rank_(peer_rank) {}
+      : context_(std::move(context)),
+        local_rank_(local_rank),
+        peer_rank_(peer_rank),
+        progress_with_peer_(context_->ProgressWith(peer_rank)) {}
 
   uint32_t local_rank() const { return local_rank_; }
   uint32_t peer_rank() const { return peer_rank_; }
@@ -102,13 +122,17 @@ class Channel : public proxy::Task {
   void CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by);
   // Counts progress of the part under way. Proxy thread.
   void Moved(size_t bytes);
+  // Notes that the part under way, and thus something with this peer, goes on. Proxy thread.
+  void NoteProgress();
   // The text of a timeout.
   Status Timeout(const Exchange& exchange, const char* verb, const char* preposition,
-                 uint64_t total, Duration waited, bool under_way, const char* hint) const;
+                 uint64_t moved, uint64_t total, Duration waited, bool under_way,
+                 const char* hint) const;
 
   const std::shared_ptr<ChannelContext> context_;
   const uint32_t local_rank_;
   const uint32_t peer_rank_;
+  const std::shared_ptr<std::atomic<int64_t>> progress_with_peer_;  // Clock ticks
   std::atomic<bool> broken_{false};
 
   // Of the part under way; written by the proxy thread.
@@ -117,7 +141,6 @@ class Channel : public proxy::Task {
 
   mutable std::mutex mutex_;
   bool closed_ = false;        // guarded by mutex_: parts are refused
-  TimePoint idle_since_{};     // guarded by mutex_: when the last part ended
   OccurrenceCounter counter_;  // guarded by mutex_
 
  private:

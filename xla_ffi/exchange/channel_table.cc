@@ -9,7 +9,7 @@ namespace hetccl {
 ChannelTable::ChannelTable(std::shared_ptr<ChannelContext> context, int proxy_threads,
                            Duration spin)
     : context_(std::move(context)) {
-  context_->operation_with = [this](uint32_t peer_rank) { return OperationWith(peer_rank); };
+  context_->SetFindOperation([this](uint32_t peer_rank) { return OperationWith(peer_rank); });
   for (int i = 0; i < proxy_threads; ++i) {
     proxies_.push_back(std::make_unique<proxy::Proxy>("hetccl-proxy-" + std::to_string(i), spin));
   }
@@ -68,17 +68,18 @@ std::shared_ptr<OutgoingChannel> ChannelTable::Outgoing(uint32_t local_rank,
 
 std::shared_ptr<IncomingChannel> ChannelTable::Incoming(uint32_t local_rank, uint32_t peer_rank) {
   std::shared_ptr<IncomingChannel> channel;
-  bool made = false;
+  bool refuse = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& slot = incoming_[{local_rank, peer_rank}];
     if (slot == nullptr) {
       slot = std::make_shared<IncomingChannel>(context_, local_rank, peer_rank);
-      made = true;
+      refuse = shut_down_ || context_->failure.has_adopted();
     }
     channel = slot;
   }
-  if (made && context_->failure.has_adopted()) channel->FailAll();
+  // Whoever adopted the failure or shut down may not have seen this channel.
+  if (refuse) channel->FailAll();
   return channel;
 }
 
@@ -125,7 +126,8 @@ int ChannelTable::Shutdown(TimePoint deadline) {
       (void)proxy.release();  // its thread still uses it
     }
   }
-  if (stuck > 0) return stuck;  // the transports are not ours to touch
+  context_->SetFindOperation(nullptr);  // a thread that is stuck may outlive this table
+  if (stuck > 0) return stuck;          // the transports are not ours to touch
   const std::vector<std::shared_ptr<Channel>> channels = All();
   for (const std::shared_ptr<Channel>& channel : channels) channel->Shutdown();
   for (const std::shared_ptr<Channel>& channel : channels) {

@@ -235,10 +235,12 @@ Status Engine::Close(Duration bound) {
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (closed_.exchange(true)) return Status();
   const TimePoint deadline = Clock::now() + bound;
+  // Also when nothing is under way: a Start that has passed its check of closed_ may still post.
+  std::string text = "the world was shut down";
   if (const int64_t count = in_flight_->load(); count > 0) {
-    Abort(Status(ErrorKind::kAborted, "the world was shut down while " + std::to_string(count) +
-                                          " exchanges were under way"));
+    text += " while " + std::to_string(count) + " exchanges were under way";
   }
+  Abort(Status(ErrorKind::kAborted, std::move(text)));
   watchdog_->Stop();
   for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->FailAll();
   const int stuck_proxies = channels_.Shutdown(deadline);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -199,6 +200,47 @@ TEST(EngineStart, RefusesWhatCannotWork) {
   EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("outside"), std::string::npos);
   ASSERT_TRUE(world.engine(0).Close(std::chrono::seconds(5)).ok());
   EXPECT_NE(world.engine(0).Start(request, &ticket).message().find("shut down"), std::string::npos);
+}
+
+TEST(EngineClose, LeavesNothingPendingThatStartsMeanwhile) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    Engine engine(TestWorld::Quick());
+    engine.SetLocalDevice(0, 0);
+    std::vector<float> memory(4);
+    const BufferView view{reinterpret_cast<std::byte*>(memory.data()), 16};
+    // A peer for each start: receives make a channel, sends lack one.
+    constexpr uint64_t kPlans = 2000;
+    for (uint32_t plan = 1; plan <= kPlans; ++plan) {
+      const std::vector<PeerRange> range = {{plan, 0, 0, 16}};
+      const std::vector<PeerRange> none;
+      const bool sends = plan % 2 == 0;
+      ASSERT_TRUE(
+          engine.AddPlan(plan, "plan", 1, 0, sends ? range : none, sends ? none : range, {}).ok());
+    }
+    std::atomic<uint64_t> started{0};
+    std::vector<std::shared_ptr<Exchange>> exchanges;
+    std::thread starter([&] {
+      for (uint64_t plan = 1; plan <= kPlans; ++plan) {
+        StartRequest request;
+        request.plan = plan;
+        request.sends = request.receives = {view};
+        Ticket ticket;
+        if (!engine.Start(request, &ticket).ok()) return;
+        if (ticket.id != 0) exchanges.push_back(engine.Take(ticket.id));
+        started.fetch_add(1);
+      }
+    });
+    while (started.load() < static_cast<uint64_t>(repeat) * 5) std::this_thread::yield();
+    EXPECT_TRUE(engine.Close(std::chrono::seconds(5)).ok());
+    starter.join();
+    EXPECT_EQ(engine.failure().kind(), ErrorKind::kAborted);
+    EXPECT_EQ(engine.Stats().in_flight, 0);
+    for (const std::shared_ptr<Exchange>& exchange : exchanges) {
+      bool failed = false;
+      EXPECT_TRUE(exchange->Await([](bool) {}, &failed));
+      EXPECT_TRUE(failed);
+    }
+  }
 }
 
 TEST(EngineTake, HandsOutAnExchangeOnce) {

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "xla_ffi/common/clock.h"
 #include "xla_ffi/common/elastic_pool.h"
 #include "xla_ffi/exchange/plan.h"
 
@@ -35,7 +34,6 @@ class Exchange {
   const DevicePlan& plan() const { return *plan_; }
   uint64_t program() const { return program_; }
   uint32_t index() const { return index_; }
-  TimePoint started() const { return started_; }
 
   // Before posting a part.
   void AddPart() { parts_.fetch_add(1, std::memory_order_relaxed); }
@@ -56,7 +54,6 @@ class Exchange {
   const std::shared_ptr<const DevicePlan> plan_;
   const uint64_t program_;
   const uint32_t index_;
-  const TimePoint started_ = Clock::now();
   const std::shared_ptr<ElasticPool> pool_;
   const std::shared_ptr<std::atomic<int64_t>> in_flight_;
   std::atomic<int> parts_{1};

@@ -85,7 +85,7 @@ TEST_P(FailureTest, AnotherProgramMismatchesAfterTheGraceTime) {
   const Status error = Candidate(world.engine(0));
   EXPECT_GE(Clock::now() - before, milliseconds(200));
   EXPECT_EQ(error.kind(), ErrorKind::kMismatch);
-  ExpectMentions(error, {"program 1 (train_step)", "program 2"});
+  ExpectMentions(error, {"program 1 (train_step)", "program 2", "has waited 0.", "one thread"});
   EXPECT_TRUE(left->Failed());
   EXPECT_TRUE(right->Failed());
 }
@@ -154,6 +154,40 @@ TEST_P(FailureTest, AbortFailsPendingAndLaterExchanges) {
   EXPECT_EQ(world.engine(0).Start(request, &ticket).message(), "agreed elsewhere");
 }
 
+// Ranges of `count` floats in one direction; the other rank has no part in it.
+void AddOneWay(TestWorld* world, uint64_t plan, const std::string& text, uint32_t from,
+               uint64_t count) {
+  const std::vector<PeerRange> out = {{1 - from, 0, 0, count * sizeof(float)}};
+  const std::vector<PeerRange> in = {{from, 0, 0, count * sizeof(float)}};
+  ASSERT_TRUE(world->engine(from).AddPlan(plan, text, plan, 0, out, {}, {}).ok());
+  ASSERT_TRUE(world->engine(1 - from).AddPlan(plan, text, plan, 0, {}, in, {}).ok());
+}
+
+TEST_P(FailureTest, AnEarlyProgramIsNoMismatchWhileOthersMove) {
+  TestWorld world;
+  world.Connect(GetParam());
+  AddOneWay(&world, 1, "send/early f32[4]", 0, 4);
+  AddOneWay(&world, 2, "send/other f32[4]", 0, 4);
+  AddOneWay(&world, 3, "send/back f32[4]", 1, 4);
+  auto early = world.Start(0, {1, /*program=*/1}, 4, 5);
+  auto other_received = world.Start(1, {2, /*program=*/2}, 4);
+  const TimePoint begin = Clock::now();
+  while (Clock::now() - begin < milliseconds(800)) {  // four times the grace time
+    auto received = world.Start(0, {3, /*program=*/3}, 4);
+    auto sent = world.Start(1, {3, /*program=*/3}, 4);
+    EXPECT_FALSE(received->Failed());
+    EXPECT_FALSE(sent->Failed());
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  auto early_received = world.Start(1, {1, /*program=*/1}, 4);
+  auto other = world.Start(0, {2, /*program=*/2}, 4, 6);
+  for (Running* running : {early.get(), early_received.get(), other.get(), other_received.get()}) {
+    EXPECT_FALSE(running->Failed());
+  }
+  EXPECT_EQ(early_received->received, early->sent);
+  EXPECT_EQ(other_received->received, other->sent);
+}
+
 INSTANTIATE_TEST_SUITE_P(Wires, FailureTest,
                          ::testing::Values(Wire::kTcp, Wire::kShm, Wire::kLoopback),
                          [](const auto& info) {
@@ -177,6 +211,29 @@ TEST(Timeout, NamesThePeerThatNeverArrives) {
   ExpectMentions(error, {"psum/data f32[4]", "exchange #0", "0 of 16 bytes", "right/0 rank 1",
                          "HETCCL_ARRIVAL_TIMEOUT"});
   EXPECT_TRUE(left->Failed());
+}
+
+TEST(Timeout, OfAReceiveComesAlsoIfOthersOvertakeIt) {
+  EngineOptions options = TestWorld::Quick();
+  options.arrival_timeout_s = 0.5;
+  TestWorld world(TestWorld::Quick(), options);
+  world.Connect(Wire::kTcp);
+  AddOneWay(&world, 1, "send/never f32[4]", 0, 4);
+  AddOneWay(&world, 2, "send/often f32[4]", 0, 4);
+  auto never = world.Start(1, {1, /*program=*/1}, 4);
+  const TimePoint begin = Clock::now();
+  while (world.engine(1).failure().ok() && Clock::now() - begin < seconds(5)) {
+    auto received = world.Start(1, {2, /*program=*/2}, 4);
+    auto sent = world.Start(0, {2, /*program=*/2}, 4);
+    sent->Failed();
+    received->Failed();
+  }
+  EXPECT_GE(Clock::now() - begin, milliseconds(500));
+  EXPECT_LT(Clock::now() - begin, seconds(4));
+  const Status error = Candidate(world.engine(1));
+  EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+  ExpectMentions(error, {"send/never f32[4]", "0 of 16 bytes", "HETCCL_ARRIVAL_TIMEOUT"});
+  EXPECT_TRUE(never->Failed());
 }
 
 TEST(Timeout, NamesThePeerThatNeverConnects) {
@@ -310,6 +367,58 @@ TEST(MissingChannel, IsTheWorldsFailureAndNotOneProgramsError) {
   EXPECT_EQ(error.kind(), ErrorKind::kInternal);
   ExpectMentions(error, {"no channel", "left/0 rank 0", "right/0 rank 1"});
   EXPECT_TRUE(left->Failed());
+}
+
+// A sender whose step does not return until it is told to, and whose peer is lost then.
+class StuckSender final : public transport::Sender {
+ public:
+  struct Control {
+    std::promise<void> entered;
+    std::promise<void> go_on;
+    std::promise<void> gone;  // the channel and thus the thread's work has ended
+  };
+  explicit StuckSender(std::shared_ptr<Control> control) : control_(std::move(control)) {}
+
+  transport::PeerState peer() const override {
+    if (!lost_) return transport::PeerState::kAlive;
+    // The step after Engine::~Engine: asks for the operation under way, once.
+    control_->gone.set_value();
+    return transport::PeerState::kLost;
+  }
+  std::string lost_reason() const override { return "reset"; }
+  std::vector<int> poll_fds() const override { return {}; }
+  void OnReady() override {}
+  bool ArmDoorbell() override { return false; }
+  void SayGoodbye() override {}
+  bool Drained() override { return true; }
+  void Begin(const transport::WireHeader&, transport::ConstPayload) override {}
+  bool peer_has_begun() const override { return false; }
+  Status Step(transport::Progress* progress) override {
+    *progress = {};
+    control_->entered.set_value();
+    control_->go_on.get_future().wait();
+    lost_ = true;
+    return Status();
+  }
+
+ private:
+  const std::shared_ptr<Control> control_;
+  bool lost_ = false;  // proxy thread only
+};
+
+TEST(Closing, AThreadThatIsStuckUsesNothingThatIsFreed) {
+  auto control = std::make_shared<StuckSender::Control>();
+  {
+    Engine engine(TestWorld::Quick());
+    ASSERT_TRUE(engine.channels().AddOutgoing(0, 1, std::make_unique<StuckSender>(control)).ok());
+    control->entered.get_future().wait();
+    const Status status = engine.Close(milliseconds(50));
+    ASSERT_FALSE(status.ok());
+    ExpectMentions(status, {"1 proxy"});
+  }
+  control->go_on.set_value();
+  EXPECT_EQ(control->gone.get_future().wait_for(seconds(10)), std::future_status::ready);
+  std::this_thread::sleep_for(milliseconds(50));  // what a sanitizer looks at comes right after
 }
 
 TEST(FailureState, FirstCandidateAndFirstAdoptionWin) {

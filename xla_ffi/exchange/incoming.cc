@@ -45,9 +45,10 @@ Expected IncomingChannel::ExpectedOf(const Part& part) const {
           exchange.plan().wire_id(), part.bytes,         &exchange.plan().text()};
 }
 
-Status IncomingChannel::Mismatch(const WireHeader& head, const Part& part) const {
+Status IncomingChannel::Mismatch(const WireHeader& head, const Part& part,
+                                 std::optional<Duration> waited) const {
   return Status(ErrorKind::kMismatch, DescribeMismatch(head, ExpectedOf(part), PeerName(),
-                                                       LocalName(), context_->directory));
+                                                       LocalName(), context_->directory, waited));
 }
 
 Pace IncomingChannel::Step() {
@@ -100,10 +101,11 @@ IncomingChannel::Found IncomingChannel::MatchHead(const WireHeader& head) {
       mismatch = Mismatch(head, *part);
     } else {
       payload = std::move(part->payload);
+      overtaking_ = part != posted_.begin();
       current_ = std::move(*part);
       posted_.erase(part);
       moved_.store(0, std::memory_order_relaxed);
-      last_progress_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+      NoteProgress();
     }
   }
   if (!mismatch.ok()) {
@@ -136,10 +138,36 @@ void IncomingChannel::EndCurrent(bool failed) {
     std::lock_guard<std::mutex> lock(mutex_);
     exchange = std::move(current_->exchange);
     current_.reset();
-    idle_since_ = Clock::now();
+    if (!overtaking_ && !posted_.empty()) posted_.front().since = Clock::now();
   }
   if (!failed) CountMessage();
   exchange->PartEnded(failed);
+}
+
+Status IncomingChannel::OverdueCurrent(TimePoint now) const {
+  const TimePoint since{Duration(last_progress_.load(std::memory_order_relaxed))};
+  if (now - since < context_->bounds.progress) return Status();
+  return Timeout(*current_->exchange, "received", "from", moved_.load(std::memory_order_relaxed),
+                 current_->bytes, now - since, /*under_way=*/true,
+                 "the peer or the network is stuck");
+}
+
+Status IncomingChannel::OverdueOldest(TimePoint now) const {
+  const Part& oldest = posted_.front();
+  const bool overdue = now - oldest.since >= context_->bounds.arrival;
+  if (stranger_) {
+    const TimePoint progress{Duration(progress_with_peer_->load(std::memory_order_relaxed))};
+    const Duration silence = now - std::max(stranger_->since, progress);
+    if (!overdue && silence < context_->bounds.mismatch_grace) return Status();
+    return Mismatch(stranger_->header, oldest, now - stranger_->since);
+  }
+  if (!overdue) return Status();
+  return Timeout(*oldest.exchange, "received", "from", /*moved=*/0, oldest.bytes,
+                 now - oldest.since, /*under_way=*/false,
+                 attached_ ? "the peer has not reached this operation: it may still compile, be "
+                             "stuck, or run another program"
+                           : "the peer has not connected: it may still compile, be stuck, or run "
+                             "another program");
 }
 
 void IncomingChannel::CheckDeadlines(TimePoint now) {
@@ -147,32 +175,12 @@ void IncomingChannel::CheckDeadlines(TimePoint now) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (broken_.load(std::memory_order_relaxed) || closed_) return;
-    const Bounds& bounds = context_->bounds;
-    if (current_) {
-      const TimePoint since{Duration(last_progress_.load(std::memory_order_relaxed))};
-      if (now - since < bounds.progress) return;
-      failure = Timeout(*current_->exchange, "received", "from", current_->bytes, now - since,
-                        /*under_way=*/true, "the peer or the network is stuck");
-    } else if (!posted_.empty()) {
-      const Part& oldest = posted_.front();
-      if (stranger_ && now - stranger_->since >= bounds.mismatch_grace) {
-        failure = Mismatch(stranger_->header, oldest);
-      } else {
-        const TimePoint since = std::max(oldest.posted, idle_since_);
-        if (now - since < bounds.arrival) return;
-        moved_.store(0, std::memory_order_relaxed);
-        failure = Timeout(*oldest.exchange, "received", "from", oldest.bytes, now - since,
-                          /*under_way=*/false,
-                          attached_ ? "the peer has not reached this operation: it may still "
-                                      "compile, be stuck, or run another program"
-                                    : "the peer has not connected: it may still compile, be stuck, "
-                                      "or run another program");
-      }
-    } else {
-      return;
+    if (current_) failure = OverdueCurrent(now);
+    if (failure.ok() && !posted_.empty() && (!current_ || overtaking_)) {
+      failure = OverdueOldest(now);
     }
   }
-  context_->failure.Propose(failure);
+  if (!failure.ok()) context_->failure.Propose(failure);
 }
 
 void IncomingChannel::FailAll() {

@@ -16,6 +16,18 @@ namespace hetccl {
 // Matches the messages that arrive with the receives that were posted; a message waits at the head
 // of the channel until its receive is posted. Receives may be posted before the peer has connected.
 // See Channel for threads and completion.
+//
+// A message of a program of which no receive is posted may just be early: the program may still
+// start here. It counts as a mismatch while receives of other programs are posted and either
+// - nothing has moved to or from this peer, on any channel, for `mismatch_grace`: then both sides
+//   most likely wait for each other, or
+// - the oldest receive has reached its arrival bound.
+// Programs of one thread of each process start in the same order everywhere. Those of several
+// threads can get there without a mistake, if one starts later here than the grace: hence the
+// advice in the error.
+//
+// The arrival bound of a receive begins when it is posted or when the receive before it has ended,
+// whichever is later. Messages of other programs that overtake it do not put it off.
 class IncomingChannel final : public Channel {
  public:
   using Channel::Channel;
@@ -45,7 +57,7 @@ class IncomingChannel final : public Channel {
     uint64_t occurrence;
     uint64_t bytes;
     transport::MutablePayload payload;
-    TimePoint posted;
+    TimePoint since;  // posted, or later if its turn came later
   };
   // A message that arrived and matches no posted receive so far.
   struct Stranger {
@@ -60,13 +72,19 @@ class IncomingChannel final : public Channel {
   proxy::Pace StepCurrent();
   void EndCurrent(bool failed);
   // What this side should say when the head and the oldest receive disagree. Requires mutex_.
-  Status Mismatch(const transport::WireHeader& head, const Part& part) const;
+  Status Mismatch(const transport::WireHeader& head, const Part& part,
+                  std::optional<Duration> waited = std::nullopt) const;
+  // The failure of the part under way, or of the oldest receive, that has passed its bound; ok if
+  // there is none. Requires mutex_.
+  Status OverdueCurrent(TimePoint now) const;
+  Status OverdueOldest(TimePoint now) const;
 
   std::unique_ptr<transport::Receiver> receiver_;  // set once by Attach, then proxy thread only
   // Guarded by mutex_. current_ is written by the proxy thread only, which may read it without.
   bool attached_ = false;
   std::deque<Part> posted_;
   std::optional<Part> current_;
+  bool overtaking_ = false;  // current_ was taken from behind the oldest receive
   std::optional<Stranger> stranger_;
 };
 

@@ -1,5 +1,7 @@
 #include "xla_ffi/exchange/matching.h"
 
+#include <cstdio>
+
 namespace hetccl {
 namespace {
 
@@ -21,20 +23,29 @@ Verdict Judge(const transport::WireHeader& head, const Expected& expected) {
 
 std::string DescribeMismatch(const transport::WireHeader& head, const Expected& expected,
                              const std::string& sender, const std::string& receiver,
-                             const Directory& directory) {
+                             const Directory& directory, std::optional<Duration> waited) {
   if (head.epoch != expected.epoch) {
     return sender + " sent " + transport::Text(head) + " of another world to " + receiver +
            ", which expected " + *expected.text +
            "; stop processes left over from an earlier run and start all clusters again";
   }
-  return sender + " sent " +
-         Side(transport::Text(head), head.payload_bytes, head.index, head.occurrence,
-              directory.Program(head.program)) +
-         " but " + receiver + " expected " +
-         Side(*expected.text, expected.bytes, expected.index, expected.occurrence,
-              directory.Program(expected.program)) +
-         "; every cluster must run the same collectives in the same order, with the same shapes "
-         "and dtypes";
+  std::string text =
+      sender + " sent " +
+      Side(transport::Text(head), head.payload_bytes, head.index, head.occurrence,
+           directory.Program(head.program)) +
+      " but " + receiver + " expected " +
+      Side(*expected.text, expected.bytes, expected.index, expected.occurrence,
+           directory.Program(expected.program)) +
+      "; every cluster must run the same collectives in the same order, with the same shapes "
+      "and dtypes";
+  if (waited) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%.3g s", ToSeconds(*waited));
+    text += std::string("; the message has waited ") + seconds +
+            " for its program to start at the receiver: run all programs with spanning axes in "
+            "one thread of each process";
+  }
+  return text;
 }
 
 }  // namespace hetccl

@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "xla_ffi/common/clock.h"
 #include "xla_ffi/exchange/directory.h"
 #include "xla_ffi/transport/message.h"
 
@@ -26,16 +28,18 @@ struct Expected {
 enum class Verdict {
   kMatch,
   kMismatch,      // the two sides can never agree
-  kOtherProgram,  // the peer runs another program: wait for it to start here, but not for long
+  kOtherProgram,  // the peer runs another program, which may yet start here: see IncomingChannel
 };
 
 // Compares the head with one receive.
 Verdict Judge(const transport::WireHeader& head, const Expected& expected);
 
-// The error text: both sides, and what to do.
+// The error text: both sides, and what to do. `waited` is how long the head has waited for its
+// program to start here; empty if the two can never agree.
 std::string DescribeMismatch(const transport::WireHeader& head, const Expected& expected,
                              const std::string& sender, const std::string& receiver,
-                             const Directory& directory);
+                             const Directory& directory,
+                             std::optional<Duration> waited = std::nullopt);
 
 }  // namespace hetccl
 

@@ -99,8 +99,8 @@ void OutgoingChannel::CheckDeadlines(TimePoint now) {
         std::max({current_->posted, idle_since_, begun ? progress : TimePoint()});
     const Bounds& bounds = context_->bounds;
     if (now - since < (begun ? bounds.progress : bounds.arrival)) return;
-    timeout = Timeout(*current_->exchange, "sent", "to", current_->header.payload_bytes,
-                      now - since, begun,
+    timeout = Timeout(*current_->exchange, "sent", "to", moved_.load(std::memory_order_relaxed),
+                      current_->header.payload_bytes, now - since, begun,
                       begun ? "the peer or the network is stuck"
                             : "the peer has not reached this operation: it may still compile, be "
                               "stuck, or run another program");

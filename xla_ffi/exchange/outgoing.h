@@ -50,6 +50,7 @@ class OutgoingChannel final : public Channel {
   // Guarded by mutex_. current_ is written by the proxy thread only, which may read it without.
   std::deque<Part> queue_;
   std::optional<Part> current_;
+  TimePoint idle_since_{};  // when the last part ended
 };
 
 }  // namespace hetccl

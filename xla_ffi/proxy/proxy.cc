@@ -13,7 +13,7 @@ namespace {
 
 // Descriptors of tasks that are idle are looked at this often while other tasks keep the thread
 // busy: often enough to see a peer's end, rarely enough to cost nothing.
-constexpr int kStepsBetweenPolls = 64;
+constexpr unsigned kStepsBetweenPolls = 64;
 // Sleep is never longer, so that a lost wake-up costs a second and not a hang.
 constexpr int kMaxSleepMs = 1000;
 
@@ -74,7 +74,7 @@ void Proxy::Wake() {
 
 void Proxy::Run() {
   TimePoint last_progress = Clock::now();
-  int steps = 0;
+  unsigned steps = 0;  // wraps around in a long run
   while (!stop_.load(std::memory_order_relaxed)) {
     if (has_new_tasks_.load(std::memory_order_relaxed)) AdoptNewTasks();
     bool waiting = false;
