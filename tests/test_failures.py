@@ -228,6 +228,23 @@ def test_meshes_that_disagree(start: Any) -> None:
         assert "left" in reply.error["message"] and "right" in reply.error["message"], reply.error["message"]
 
 
+def test_the_size_of_an_axis_given_to_initialize(start: Any) -> None:
+    world = start(TWO, "shm", axes={"data": 3})
+    assert not any(r.error for r in world.run(_run("failing.one[psum f32[4]]")))
+    _leave_in_order(world)
+
+
+def test_a_wrong_size_of_an_axis_given_to_initialize(start: Any) -> None:
+    """An error on every cluster that shows both sizes, not a wrong mean."""
+    world = start(TWO, "tcp", axes={"data": 4}, arrival_timeout=8.0)
+    world.ask([_run("failing.one[psum f32[4]]")] * len(world.workers), each_device=True)
+    for reply in world.answers(25):
+        text = " ".join(messages(reply).values())
+        assert "data" in text and "3" in text and "4" in text, f"{reply.label}: {text}"
+        types = (reply.error or reply.health or {"bases": []})["bases"]
+        assert any(b.endswith(".AgreementError") for b in types), f"{reply.label}: {reply.raw}"
+
+
 def test_a_normal_end_is_not_a_loss(start: Any) -> None:
     """One cluster leaves in order while the other stays: no error until the other needs it again."""
     world = start(TWO, "tcp")
