@@ -9,18 +9,20 @@ from harness.judge import check
 from harness.layout import Layout
 from harness.pool import Pool, Run
 
-# (layout, transport) -> tags it takes; "!" marks tags of which it takes only one check_vma mode of each case, the two
-# modes in turn. Two clusters over shared memory carry everything; the others carry what depends on what they differ in.
-# An axis has one size in a world, so cases whose meshes put other axes beside it get a world of their own.
+# (layout, transport) -> tags or modules of cases it takes; "!" marks those of which it takes only one check_vma mode of
+# each case, the two modes in turn. Two clusters over shared memory carry everything; the others carry what depends on
+# what they differ in. An axis has one size in a world, so cases whose meshes put other axes beside it get a world of
+# their own.
+_FIRST = ("2/1", "shm")
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("2/1", "shm"): ("core", "refuse"),
+    _FIRST: ("core", "refuse"),
     ("2/1", "tcp"): ("!wire", "smoke", "order"),
     ("1/1", "shm"): ("smoke",),
-    ("1/1", "tcp"): ("smoke", "!order"),
-    ("2/1/2", "tcp"): ("!core", "smoke", "order"),
+    ("1/1", "tcp"): ("!smoke", "!order"),
+    ("2/1/2", "tcp"): ("!core", "smoke", "!order"),
     ("2/1/2", "shm"): ("!wire", "smoke"),
-    ("1+1/1", "tcp"): ("!core", "smoke"),
-    ("1+1/1", "shm"): ("smoke",),
+    ("1+1/1", "tcp"): ("!autodiff", "!wire", "!order", "smoke"),
+    ("1+1/1", "shm"): ("!smoke",),
     ("4/4", "shm"): ("wide", "mesh", "!smoke", "hlo"),
     ("4/2", "tcp"): ("mesh", "!smoke"),
 }
@@ -47,8 +49,9 @@ def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
     """(runs at all, in both modes)."""
     if "soak" in case.tags:
         return soak and "smoke" in tags, True
-    whole = bool(case.tags & set(tags))
-    half = bool(case.tags & {t[1:] for t in tags if t.startswith("!")})
+    names = case.tags | {case.name.split(".")[0]}
+    whole = bool(names & set(tags))
+    half = bool(names & {t[1:] for t in tags if t.startswith("!")})
     return whole or half or (soak and "core" in case.tags), whole or soak
 
 
@@ -61,7 +64,7 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
             if not runs or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4"):
                 continue
             modes = case.vma if both or len(case.vma) == 1 else (case.vma[number % 2],)
-            apis = case.api if both else case.api[:1]
+            apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]
             found += [Cell(layout, transport, Run(case, vma, api)) for vma in modes for api in apis]
     return found
 
