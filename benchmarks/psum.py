@@ -122,7 +122,7 @@ def main() -> None:
     rows = []
     try:
         for nbytes in map(int, args.sizes.split(",")):
-            repetitions = max(3, min(30, (32 << 20) // nbytes))
+            repetitions = max(10, min(30, (160 << 20) // nbytes))
             times: dict[str, list[float]] = {side: [] for side in sides}
             for side in sides:  # compile and warm up
                 ask(sides[side], nbytes, 3)
