@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import jax_hetccl
 from jax_hetccl._secret import check_strength
 from jax_hetccl.cli import main
 from jax_hetccl.launch.ports import free_port
 
-_ROOT = str(Path(__file__).resolve().parents[1])
+# Where the package under test is: installed, or the source tree. A fresh clone has no built module in the latter.
+_ROOT = str(Path(jax_hetccl.__file__).resolve().parents[1])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +69,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[st
     arguments += ["--coordinator", f"127.0.0.1:{free_port()}", "--secret-file", str(tmp_path / "s")]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH")]))
+    environ["PYTHONSAFEPATH"] = "1"
     with subprocess.Popen(arguments, env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, arguments, environ

@@ -13,18 +13,21 @@ from pathlib import Path
 
 import pytest
 
+import jax_hetccl
 from jax_hetccl.launch import ClusterSpec, LaunchError, parse_clusters, parse_pythons, plan_processes
 from jax_hetccl.launch.environment import host_device_flags, platform_environ, redact
 from jax_hetccl.launch.output import MAX_LINE, LineSplitter
 from jax_hetccl.launch.spec import default_platform, parse_cluster
 
-_ROOT = str(Path(__file__).resolve().parents[1])
+# Where the package under test is: installed, or the source tree. A fresh clone has no built module in the latter.
+_ROOT = str(Path(jax_hetccl.__file__).resolve().parents[1])
 _TWO = ("--cluster", "left=1x2", "--cluster", "right=2x1@cpu")
 
 
 def _environ() -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
-    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH")]))}
+    path = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH")]))
+    return {**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def _command(program: str, *options: str, clusters: tuple[str, ...] = _TWO) -> list[str]:

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 
+import jax_hetccl
+
 _ROOT = Path(__file__).resolve().parents[1]
+# Where the package under test is: installed, or the source tree. A fresh clone has no built module in the latter.
+_PACKAGE = str(Path(jax_hetccl.__file__).resolve().parents[1])
 
 
 def _run(program: str, *clusters: str, options: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """Runs an example; returns its lines that tell of a loss, as (process, text)."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environ.get("PYTHONPATH")]))
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE, environ.get("PYTHONPATH")]))
+    environ["PYTHONSAFEPATH"] = "1"
     named = [word for cluster in clusters for word in ("--cluster", cluster)]
     command = [sys.executable, "-m", "jax_hetccl.cli", "run", *named, "--time-limit", "150", "--", "python"]
     done = subprocess.run(
