@@ -147,16 +147,7 @@ def owned_reduce_scatter(groups: Groups, me: int, cut: Atoms, itemsize: int) -> 
     Returns:
       A plan for each rank of ``groups[me]``.
     """
-    part = cut.part * itemsize
-    plan = {}
-    for j, rank in enumerate(groups[me]):
-        sends, recvs = [], []
-        for b, c in enumerate(_others(groups, me)):
-            for k, peer in _holders(groups, me, j, c, cut):
-                sends.append(Range(peer, 0, (k * cut.clusters + c) * part, part))
-                recvs.append(Range(peer, b, k * part, part))
-        plan[rank] = RankPlan(tuple(sends), tuple(recvs))
-    return plan
+    return _owned(groups, me, cut, itemsize, lambda atom, owner: atom * cut.clusters + owner)
 
 
 def owned_all_gather(groups: Groups, me: int, cut: Atoms, itemsize: int) -> Plan:
@@ -165,16 +156,7 @@ def owned_all_gather(groups: Groups, me: int, cut: Atoms, itemsize: int) -> Plan
     A rank sends ``[atoms per piece, part]``, the parts its cluster owns, and receives for each other cluster the
     parts that one owns, in the same shape (buffer ``b`` for the ``b``-th other cluster).
     """
-    part = cut.part * itemsize
-    plan = {}
-    for j, rank in enumerate(groups[me]):
-        sends, recvs = [], []
-        for b, c in enumerate(_others(groups, me)):
-            for k, peer in _holders(groups, me, j, c, cut):
-                sends.append(Range(peer, 0, k * part, part))
-                recvs.append(Range(peer, b, k * part, part))
-        plan[rank] = RankPlan(tuple(sends), tuple(recvs))
-    return plan
+    return _owned(groups, me, cut, itemsize, lambda atom, owner: atom)
 
 
 def grouped(groups: Groups, me: int, split: Sequence[Sequence[tuple[int, int]]], nbytes: int) -> Plan:
@@ -345,6 +327,21 @@ def bytes_sent(plan: Plan) -> int:
 
 def _others(groups: Groups, me: int) -> list[int]:
     return [c for c in range(len(groups)) if c != me]
+
+
+def _owned(groups: Groups, me: int, cut: Atoms, itemsize: int, place: Callable[[int, int], int]) -> Plan:
+    """One part for each atom between those who hold it; ``place(atom, other cluster)`` is a sent part's number in its
+    buffer, a received one is number ``atom`` in the other cluster's."""
+    part = cut.part * itemsize
+    plan = {}
+    for j, rank in enumerate(groups[me]):
+        sends, recvs = [], []
+        for b, c in enumerate(_others(groups, me)):
+            for k, peer in _holders(groups, me, j, c, cut):
+                sends.append(Range(peer, 0, place(k, c) * part, part))
+                recvs.append(Range(peer, b, k * part, part))
+        plan[rank] = RankPlan(tuple(sends), tuple(recvs))
+    return plan
 
 
 def _holders(groups: Groups, me: int, member: int, other: int, cut: Atoms) -> Iterable[tuple[int, int]]:
