@@ -52,8 +52,16 @@ struct Call {
   uint32_t index = 0;
 };
 
-// One started exchange and the memory that it uses.
+// One started exchange and the memory that it uses: until the exchange completes the engine may
+// write there, so that the end of this object waits for it, as XLA keeps its buffers.
 struct Running {
+  Running() = default;
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  ~Running() {
+    if (failed.valid()) failed.wait_for(std::chrono::seconds(20));
+  }
+
   std::vector<float> sent;
   std::vector<float> received;
   std::shared_ptr<Exchange> exchange;
