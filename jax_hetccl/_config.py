@@ -46,6 +46,7 @@ class Config:
       socket_ifname: network interfaces in NCCL's syntax, or None.
       port_range: inclusive `(low, high)` for every port this process listens on, or None.
       bucket_mb: size of a gradient bucket in MB.
+      keep_memory_mb: MB of freed memory that a process of CPU devices keeps for its next step; 0: the system's way.
       coordinator_external: True if nobody in this world may host the coordinator.
     """
 
@@ -62,6 +63,7 @@ class Config:
     socket_ifname: str | None = None
     port_range: tuple[int, int] | None = None
     bucket_mb: float = 4.0
+    keep_memory_mb: float = 256.0
     coordinator_external: bool = False
 
     @property
@@ -194,6 +196,10 @@ def _positive(value: Any) -> float:
     return number
 
 
+def _not_negative(value: Any) -> float:
+    return 0.0 if float(value) == 0 else _positive(value)
+
+
 def _flag(value: Any) -> bool:
     text = str(value).lower()
     if text not in ("1", "true", "yes", "0", "false", "no"):
@@ -234,6 +240,7 @@ _SETTINGS = (
     _Setting("axes", parse_axes, "spanning axes: name or name=size, comma separated"),
     _Setting("port_range", parse_port_range, "low-high for all listening ports (default: any)"),
     _Setting("bucket_mb", _positive, "size of a gradient bucket in MB (default 4)"),
+    _Setting("keep_memory_mb", _not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"),
     _Setting("coordinator_external", _flag, "1 if only `hetccl coordinator` may host the coordinator"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, TypeAlias
 
 import jax
@@ -111,6 +112,19 @@ def describe_devices() -> dict[str, Any]:
         "total": len(every),
         "positions": [position for position, device in enumerate(every) if device.id in local],
     }
+
+
+def keep_memory(megabytes: float) -> None:
+    """Lets the C library keep freed memory for the next step, where XLA takes buffers from it (CPU devices).
+
+    Args:
+      megabytes: how much at most; 0: nothing is changed, nor is it where the user has set the C library up.
+    """
+    by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if megabytes and not by_user and vendor(devices()[0]) == "cpu":
+        from jax_hetccl import _native
+
+        _native.keep_freed_memory(int(megabytes * (1 << 20)))
 
 
 def ordinal(device: Device) -> int:

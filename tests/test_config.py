@@ -92,6 +92,7 @@ def test_unknown_argument_names_the_nearest():
         ("port_range", "9-1", "low <= high"),
         ("port_range", "abc", "expected low-high"),
         ("timeout", "inf", "positive number"),
+        ("keep_memory_mb", "-1", "positive number"),
         ("coordinator_external", "perhaps", "expected 1 or 0"),
         ("secret_file", "/nonexistent/secret", "No such file"),
     ],
