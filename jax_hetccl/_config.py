@@ -358,7 +358,10 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
       'right/0'
     """
     problems: list[str] = []
-    values = _gather(arguments, os.environ if environ is None else environ, problems)
+    environ = os.environ if environ is None else environ
+    values = _gather(arguments, environ, problems)
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environ):
+        values.setdefault("keep_memory_mb", 0.0)  # the user has set the C library up
     _resolve_place(values, problems)
     _resolve_secret(values, problems)
     if not member:

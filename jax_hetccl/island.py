@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any, TypeAlias
 
 import jax
@@ -118,10 +117,9 @@ def keep_memory(megabytes: float) -> None:
     """Lets the C library keep freed memory for the next step, where XLA takes buffers from it (CPU devices).
 
     Args:
-      megabytes: how much at most; 0: nothing is changed, nor is it where the user has set the C library up.
+      megabytes: how much at most; 0: nothing is changed.
     """
-    by_user = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    if megabytes and not by_user and vendor(devices()[0]) == "cpu":
+    if megabytes and vendor(devices()[0]) == "cpu":
         from jax_hetccl import _native
 
         _native.keep_freed_memory(int(megabytes * (1 << 20)))

@@ -40,6 +40,12 @@ def test_arguments_win_over_the_environment():
     assert config.axes == {"data": 8, "expert": None}
 
 
+def test_freed_memory_is_left_alone_where_the_user_has_set_up_the_c_library():
+    assert resolve(GOOD).keep_memory_mb == 256
+    assert resolve({**GOOD, "MALLOC_ARENA_MAX": "2"}).keep_memory_mb == 0
+    assert resolve({**GOOD, "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, keep_memory_mb=8).keep_memory_mb == 8
+
+
 def test_process_defaults_to_0_only_in_a_cluster_of_one():
     environ = {k: v for k, v in GOOD.items() if k != "HETCCL_PROCESS"}
     assert resolve(environ, cluster="right").process == 0
