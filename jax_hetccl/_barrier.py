@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from jax_hetccl import session
+from jax_hetccl._errors import RendezvousError
+from jax_hetccl._world import World
+
+_FAMILY = "barrier/"
 
 
 def barrier(name: str, timeout: float | None = None) -> None:
@@ -16,7 +20,7 @@ def barrier(name: str, timeout: float | None = None) -> None:
       timeout: seconds; the arrival timeout if left out.
 
     Raises:
-      RendezvousError: not everybody came in time; names who is missing.
+      RendezvousError: not everybody came in time; names who is missing, and the barriers that these called instead.
       PeerLostError: one of the missing has died or left.
 
     Example:
@@ -24,4 +28,19 @@ def barrier(name: str, timeout: float | None = None) -> None:
     """
     world = session.hooks().world
     world.check()
-    world.control.meet(f"barrier/{name}", None, world.config.arrival_timeout if timeout is None else timeout)
+    bound = world.config.arrival_timeout if timeout is None else timeout
+    try:
+        world.control.meet(_FAMILY + name, None, bound)
+    except RendezvousError as error:
+        raise RendezvousError(f"barrier {name!r}: {error}{_elsewhere(world, name)}") from None
+
+
+def _elsewhere(world: World, name: str) -> str:
+    """Who has called another barrier that not everybody has come to."""
+    found = []
+    for member in world.control.members:
+        calls = world.control.published(_FAMILY, member.index)
+        others = sorted({key.removeprefix(_FAMILY).rpartition("/")[0] for key in calls} - {name})
+        if others and member.index != world.control.me:
+            found.append(f"{member.name} called barrier {', '.join(map(repr, others))} instead")
+    return f" {'; '.join(found)}." if found else ""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_hetccl import session
 from jax_hetccl._errors import AgreementError, ConfigError, UnsupportedError
 from jax_hetccl.agreement import WORLD_AXIS, world_mesh
+from jax_hetccl.decompose.common import unpacked
 from jax_hetccl.exchange import fingerprint
-from jax_hetccl.syncing.combine import combine
 
 
 def broadcast(tree: Any, root: int | str = 0) -> Any:
@@ -34,22 +36,24 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
 
     Raises:
       ConfigError: there is no cluster ``root``.
-      UnsupportedError: a leaf is sharded without a mesh.
-      AgreementError: the clusters' trees differ.
+      UnsupportedError: inside ``jit``; or a leaf is sharded without a mesh, in any process: everybody gets the error.
+      AgreementError: the trees or roots of two processes differ; names the first leaf that does. Nothing was moved.
 
     Example:
       >>> params = hetccl.broadcast(params)
     """
     world = session.hooks().world
-    names = [c.name for c in world.clusters]
-    index = names.index(root) if root in names else root
-    if not isinstance(index, int) or not 0 <= index < len(names):
+    clusters = [c.name for c in world.clusters]
+    index = clusters.index(root) if root in clusters else root
+    if not isinstance(index, int) or not 0 <= index < len(clusters):
         raise ConfigError(
-            f"broadcast: no cluster {root!r}; the clusters are {', '.join(names)} (0 to {len(names) - 1})"
+            f"broadcast: no cluster {root!r}; the clusters are {', '.join(clusters)} (0 to {len(clusters) - 1})"
         )
     paths, treedef = jax.tree.flatten_with_path(tree)
     leaves = [leaf for _, leaf in paths]
-    batches, name = _agreed(leaves)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    refuse_tracers("broadcast", names, leaves)
+    batches, name = _agreed(names, leaves, index)
     sharded = {i for batch in batches for i in batch}
     results: list[Any] = [None] * len(leaves)
     mesh = world_mesh()
@@ -61,40 +65,72 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
         for i, out in zip(whole, outputs, strict=True):
             results[i] = _like(leaves[i], out)
     for batch in batches:
-        names = [jax.tree_util.keystr(paths[i][0]) for i in batch]
-        found = _by_shards([leaves[i] for i in batch], names, index == world.cluster, name)
+        found = _by_shards([leaves[i] for i in batch], [names[i] for i in batch], index == world.cluster, name)
         for i, out in zip(batch, found, strict=True):
             results[i] = out
     return jax.tree.unflatten(treedef, results)
 
 
-def _agreed(leaves: list[Any]) -> tuple[list[list[int]], str]:
+def _agreed(names: list[str], leaves: list[Any], root: int) -> tuple[list[list[int]], str]:
     """Which leaves are sharded in some cluster, in batches for one program each, and a name for the shardings of all
-    clusters together."""
+    clusters together. All processes raise, or none."""
     world = session.hooks().world
-    mine = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not x.is_fully_replicated]
-    layouts = fingerprint([(i, str(leaves[i].sharding)) for i in mine])
-    for i in mine:
-        if not isinstance(leaves[i].sharding, NamedSharding):
-            raise UnsupportedError(f"broadcast: leaf {i} has the sharding {leaves[i].sharding}; shard it over a mesh")
-    meshes = len({leaves[i].sharding.mesh for i in mine})
-    said = world.control.meet("broadcast", [mine, layouts, len(leaves), meshes], world.config.arrival_timeout)
-    for member, (_, _, number, _) in said.items():
-        if number != len(leaves):
-            raise AgreementError(
-                f"broadcast: the tree has {len(leaves)} leaves here and {number} in {world.control.members[member].name}"
-            )
-    sharded = sorted({i for theirs, *_ in said.values() for i in theirs})
+    mine = [i for i, x in enumerate(leaves) if _is_sharded(x)]
+    homeless = [i for i in mine if not isinstance(leaves[i].sharding, NamedSharding)]
+    said = world.control.meet(
+        "broadcast",
+        {
+            "items": [f"{name or 'x'} {described(leaf)}" for name, leaf in zip(names, leaves, strict=True)],
+            "root": world.clusters[root].name,
+            "refused": [f"leaf {names[i] or 'x'} has the sharding {leaves[i].sharding}" for i in homeless],
+            "sharded": mine,
+            "layouts": fingerprint([(i, str(leaves[i].sharding)) for i in mine]),
+            "meshes": len({leaves[i].sharding.mesh for i in mine if i not in homeless}),
+        },
+        world.config.arrival_timeout,
+    )
+    members = {m: world.control.members[m].name for m in said}
+    here = world.control.me
+    for member, theirs in said.items():
+        if (found := _difference(said[here], theirs, members[here], members[member])) is not None:
+            raise AgreementError(f"broadcast: {found}. Nothing was moved.")
+    refused = [f"{text} in {members[m]}" for m, theirs in said.items() for text in theirs["refused"]]
+    if refused:
+        raise UnsupportedError(f"broadcast: {'; '.join(refused)}: shard it over a mesh. Nothing was moved.")
+    sharded = sorted({i for theirs in said.values() for i in theirs["sharded"]})
     # A process names its sharding in its own way, so each cluster's first counts.
     first = {m.cluster: m.index for m in reversed(world.control.members)}
-    one_program = all(number <= 1 for *_, number in said.values())  # jit takes arrays of one mesh
+    one_program = all(theirs["meshes"] <= 1 for theirs in said.values())  # jit takes arrays of one mesh
     batches = [[i] for i in sharded] if not one_program else [sharded] if sharded else []
-    return batches, f"broadcast {fingerprint([said[first[c]][1] for c in sorted(first)]):016x}"
+    return batches, f"broadcast {fingerprint([said[first[c]]['layouts'] for c in sorted(first)]):016x}"
+
+
+def _difference(ours: Any, theirs: Any, here: str, there: str) -> str | None:
+    """What two processes want to broadcast differently, first difference first."""
+    pairs = [("root=" + ours["root"], "root=" + theirs["root"])]
+    pairs += itertools.zip_longest(ours["items"], theirs["items"], fillvalue="no leaf")
+    return next((f"{a} in {here}, but {b} in {there}" for a, b in pairs if a != b), None)
+
+
+def refuse_tracers(op: str, names: list[str], leaves: list[Any]) -> None:
+    """An error where an operation on values stands inside a program."""
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, Tracer):
+            raise UnsupportedError(
+                f"{op}: {name or 'the argument'} is being traced; call hetccl.{op} outside of jit, on arrays. Inside, "
+                "hetccl.sync combines the clusters' arrays."
+            )
+
+
+def described(leaf: Any) -> str:
+    """The type of a leaf, the same for every way to shard it."""
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.asarray(leaf).dtype
+    return f"{dtype.name}[{','.join(map(str, np.shape(leaf)))}]"
 
 
 def _by_shards(leaves: list[Any], names: list[str], is_root: bool, name: str) -> list[Any]:
     """Broadcasts arrays of which each device sends and receives its own shards."""
-    hooks = session.hooks()
+    combiner = session.hooks().combiner
     mesh = next((x.sharding.mesh for x in leaves if _is_sharded(x)), world_mesh())
     everywhere = NamedSharding(mesh, PartitionSpec())
     placed = [x if _is_sharded(x) else _replicated(_host_value(x), everywhere) for x in leaves]
@@ -104,7 +140,7 @@ def _by_shards(leaves: list[Any], names: list[str], is_root: bool, name: str) ->
         split = [_to_bits(x) for x in arrays]
         bits = [jnp.where(mine, b, jnp.zeros_like(b)) for part in split for b in part]
         paths = [path for path, part in zip(names, split, strict=True) for _ in part]
-        found = iter(combine(hooks.world, hooks.syncs, "sum", paths, bits, None, name))
+        found = iter(combiner.combine("sum", paths, bits, None, name))
         return [_from_bits([next(found) for _ in part], x.dtype) for part, x in zip(split, arrays, strict=True)]
 
     outs = jax.jit(keep_root, out_shardings=[x.sharding for x in keys])(jnp.asarray(is_root), keys)
@@ -144,6 +180,7 @@ def _to_bits(x: jax.Array) -> list[jax.Array]:
         return [x.astype(jnp.uint8)]
     if jnp.issubdtype(x.dtype, jnp.integer):
         return [x.astype(jnp.int8) if jnp.iinfo(x.dtype).bits < 8 else x]
+    x = x.astype(unpacked(x.dtype))
     return [jax.lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))]
 
 
@@ -153,7 +190,7 @@ def _from_bits(bits: list[jax.Array], dtype: Any) -> jax.Array:
         return jax.lax.complex(_from_bits(bits[:1], part), _from_bits(bits[1:], part))
     if dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer):
         return bits[0].astype(dtype)
-    return jax.lax.bitcast_convert_type(bits[0], dtype)
+    return jax.lax.bitcast_convert_type(bits[0], unpacked(dtype)).astype(dtype)
 
 
 def _host_value(leaf: Any) -> Any:

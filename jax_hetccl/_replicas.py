@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_hetccl import session
-from jax_hetccl._broadcast import broadcast
+from jax_hetccl._broadcast import broadcast, described, refuse_tracers
 from jax_hetccl._errors import MismatchError
 
 
@@ -29,7 +29,9 @@ def check_replicas(tree: Any, resync: bool = False) -> Any:
       The tree; the first cluster's if it had to be resynchronised.
 
     Raises:
-      MismatchError: the clusters differ; names the first leaf that does and who has which checksum.
+      MismatchError: the clusters differ; names the first leaf that does and who has which checksum. With ``resync``
+        only if they differ in paths, shapes or dtypes.
+      UnsupportedError: inside ``jit``.
 
     Example:
       >>> hetccl.check_replicas(params)
@@ -37,40 +39,45 @@ def check_replicas(tree: Any, resync: bool = False) -> Any:
     world = session.hooks().world
     paths, _ = jax.tree.flatten_with_path(tree)
     names = [jax.tree_util.keystr(path) for path, _ in paths]
-    sums = [_checksums(leaf) for _, leaf in paths]
-    said = world.control.meet("replicas", list(zip(names, sums, strict=True)), world.config.arrival_timeout)
-    difference = _difference([(world.control.members[m].name, v) for m, v in sorted(said.items())])
-    if difference is None:
+    leaves = [leaf for _, leaf in paths]
+    refuse_tracers("check_replicas", names, leaves)
+    types = [f"{name or 'x'} {described(leaf)}" for name, leaf in zip(names, leaves, strict=True)]
+    answers = world.control.meet("replicas", [types, [_checksums(x) for x in leaves]], world.config.arrival_timeout)
+    said = [(world.control.members[m].name, v) for m, v in sorted(answers.items())]
+    if (found := _first_difference([(name, [(t,) for t in types]) for name, (types, _) in said])) is not None:
+        raise MismatchError(f"check_replicas: {found}. The trees must have the same paths, shapes and dtypes.")
+    found = _first_difference(
+        [(name, [(t, *sums) for t, sums in zip(types, every, strict=True)]) for name, (types, every) in said]
+    )
+    if found is None:
         return tree
     if not resync:
         raise MismatchError(
-            f"check_replicas: {difference}. hetccl.check_replicas(tree, resync=True) copies the first cluster's."
+            f"check_replicas: {found}. hetccl.check_replicas(tree, resync=True) copies the first cluster's."
         )
     return broadcast(tree, root=0)
 
 
-def _difference(said: list[tuple[str, Any]]) -> str | None:
-    """What the processes' checksums differ in, first leaf first."""
-    expected = said[0][1]
+def _first_difference(said: list[tuple[str, list[tuple[str, ...]]]]) -> str | None:
+    """The first leaf of which not everybody says the same: for each process, (type, checksums...) of its leaves. More
+    than one checksum is a difference between the replicas of one process."""
     for i in range(max(len(leaves) for _, leaves in said)):
-        found: dict[str, list[str]] = {}
+        found: dict[tuple[str, ...], list[str]] = {}
         for name, leaves in said:
-            text = "no leaf" if i >= len(leaves) else f"{leaves[i][0] or 'x'} {', '.join(leaves[i][1])}"
-            found.setdefault(text, []).append(name)
-        if len(found) > 1 or (i < len(expected) and len(expected[i][1]) > 1):
-            return "leaf {} differs: {}".format(
-                expected[i][0] if i < len(expected) else f"number {i}",
-                "; ".join(f"{text} in {', '.join(names)}" for text, names in found.items()),
-            )
+            found.setdefault(leaves[i] if i < len(leaves) else ("no leaf",), []).append(name)
+        if len(found) > 1 or len(next(iter(found))) > 2:
+            which = next(leaf[0] for leaf in found if leaf[0] != "no leaf").rsplit(" ", 1)[0]
+            texts = [f"{leaf[0]} {', '.join(leaf[1:])}".strip() for leaf in found]
+            who = [", ".join(names) for names in found.values()]
+            return f"leaf {which} differs: " + "; ".join(f"{t} in {w}" for t, w in zip(texts, who, strict=True))
     return None
 
 
 def _checksums(leaf: Any) -> list[str]:
-    """The type and checksum of a leaf's value; several if this process's replicas differ."""
+    """The checksum of a leaf's value; several if this process's replicas differ."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     x = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
-    what = f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
     if isinstance(x.sharding, NamedSharding):  # explicit axes have rules of their own for what may be added to what
         mesh = x.sharding.mesh
         assert isinstance(mesh, Mesh)
@@ -80,7 +87,7 @@ def _checksums(leaf: Any) -> list[str]:
     high, low = _digest(x)
     pairs = zip(high.addressable_shards, low.addressable_shards, strict=True)
     found = {(int(np.asarray(a.data)) << 32) | int(np.asarray(b.data)) for a, b in pairs}
-    return [f"{what} {number:016x}" for number in sorted(found)]
+    return [f"{number:016x}" for number in sorted(found)]
 
 
 @jax.jit

@@ -10,7 +10,6 @@ import numpy as np
 
 from jax_hetccl import session
 from jax_hetccl._errors import ConfigError
-from jax_hetccl.syncing.combine import combine
 
 _OPS = ("mean", "sum", "max", "min")
 
@@ -22,14 +21,19 @@ def sync(tree: Any, op: str = "mean", weight: Any = None, *, name: str = "") -> 
     over the cluster's own mesh. The leaves have the same paths, global shapes and dtypes in every cluster; how they
     are sharded, and over how many devices, is each cluster's own business. Each device exchanges its own shard with
     the devices of the other clusters that hold parts of the same elements; results are sharded like the arguments.
-    It has no derivative: sync gradients (and metrics), not what is differentiated.
+
+    Derivatives: sums and means are linear, and their transpose is the same sum or mean of the cotangents. A cluster's
+    gradient is then that of all clusters' losses together with respect to its own values, as for ``lax.psum`` in pmap; a
+    gradient with respect to parameters that all clusters share must be synced itself, as always. The weight has no
+    derivative, and neither have "max" and "min". Under ``vmap`` a batched leaf is one larger leaf.
 
     Args:
       tree: arrays.
       op: "mean", "sum", "max" or "min", over the clusters: each cluster's value counts once, however many devices
         it has. "mean" takes floats only.
       weight: the cluster's weight in the mean, such as its batch size: ``sum(weight * x) / sum(weight)``. A number or
-        a traced scalar; in every cluster or in none.
+        a traced scalar; in every cluster or in none. A cluster of weight 0 counts as absent, also where its values
+        are not finite; if all weights are 0 the result is NaN.
       name: tells this sync apart from others of equal arrays, where those are sharded differently or run on other
         devices. The same in all clusters.
 
@@ -54,8 +58,12 @@ def sync(tree: Any, op: str = "mean", weight: Any = None, *, name: str = "") -> 
     paths, treedef = jax.tree.flatten_with_path(tree)
     leaves = [jnp.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf for _, leaf in paths]
     names = [jax.tree_util.keystr(path) for path, _ in paths]
-    weights = None if weight is None else jnp.asarray(weight, np.float32)
-    if weights is not None and weights.shape != ():
-        raise ConfigError(f"sync: weight is one number for the cluster, not an array of shape {weights.shape}")
-    hooks = session.hooks()
-    return jax.tree.unflatten(treedef, combine(hooks.world, hooks.syncs, op, names, leaves, weights, name))
+    weights = None if weight is None else _weight(weight)
+    return jax.tree.unflatten(treedef, session.hooks().combiner.combine(op, names, leaves, weights, name))
+
+
+def _weight(weight: Any) -> jax.Array:
+    given = jnp.asarray(weight)
+    if given.shape != () or jnp.issubdtype(given.dtype, jnp.complexfloating):
+        raise ConfigError(f"sync: weight is one real number for the cluster, not {given.dtype.name}{list(given.shape)}")
+    return given.astype(np.float32)

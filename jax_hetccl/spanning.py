@@ -21,7 +21,9 @@ from jax_hetccl.decompose import RULES
 from jax_hetccl.decompose.common import Site
 from jax_hetccl.exchange import START, Registry
 from jax_hetccl.ordering import module as ordering
-from jax_hetccl.syncing.agree import OPERATION, Syncs
+from jax_hetccl.ordering import rewrite
+from jax_hetccl.syncing.agree import Syncs
+from jax_hetccl.syncing.combine import Combiner
 
 
 class SpanningHooks:
@@ -32,6 +34,7 @@ class SpanningHooks:
         self.agreement = Agreement(world)
         self.registry = Registry()
         self.syncs = Syncs(world)
+        self.combiner = Combiner(world, self.syncs)
 
     def spans(self, axis: object) -> bool:
         return self.agreement.spans(axis) and not _compat.in_local()
@@ -89,8 +92,8 @@ class SpanningHooks:
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)
 
-    def compiled(self, module: ir.Module) -> None:
-        self.syncs.finish(lambda: str(module))
+    def compiled(self, module: ir.Module) -> bool:
+        return self.syncs.finish(rewrite.syncs(module))
 
     def lowering_failed(self, error: Exception) -> None:
         """Tells the others of an error that only this cluster has; one that lies in the program they have too."""
@@ -99,8 +102,7 @@ class SpanningHooks:
 
     def compile_failed(self, module: ir.Module, error: Exception) -> None:
         """The other clusters may be waiting in this program already: they all get this cluster's error."""
-        text = str(module)
-        if START in text or OPERATION in text:
+        if rewrite.syncs(module) or START in str(module):
             world = self.world
             self.world.fail(
                 "agreement",

@@ -15,6 +15,7 @@ from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
 
 from jax_hetccl._compat.base import AnyMesh
+from jax_hetccl._compat.combining import Combination, combining_primitive
 from jax_hetccl._compat.communication import Placed, communicating_primitive
 from jax_hetccl._compat.emit import (
     CHAIN_BEGIN,
@@ -67,6 +68,7 @@ __all__ = [
     "REGION_BEGIN",
     "REGION_END",
     "AnyMesh",
+    "Combination",
     "Hooks",
     "Lowering",
     "Placed",
@@ -74,6 +76,7 @@ __all__ = [
     "chain_begin",
     "chain_end",
     "checks_vma",
+    "combining_primitive",
     "communicating_primitive",
     "concrete_mesh",
     "constant",

@@ -48,8 +48,9 @@ class Hooks(Protocol):
         """Orders the exchanges of a whole lowered program, in place."""
         ...
 
-    def compiled(self, module: ir.Module) -> None:
-        """Is told when XLA has compiled a program."""
+    def compiled(self, module: ir.Module) -> bool:
+        """Is told when XLA has compiled a program; says whether it can be run. If not, it must be compiled here, and not
+        be taken from a cache."""
         ...
 
     def lowering_failed(self, error: Exception) -> None:

@@ -35,9 +35,9 @@ def chain_end(chain: Any, arrays: Sequence[Any], key: int) -> list[Any]:
     return _chain_end_p.bind(chain, *arrays, key=key)
 
 
-def on_one_device(fn: Callable[..., Any], label: str, results: int, *arrays: Any) -> list[Any]:
+def on_one_device(fn: Callable[..., Any], label: str, results: tuple[np.dtype, ...], *arrays: Any) -> list[Any]:
     """``fn(devices, *arrays)`` in a program of one device, known when it is lowered. The results are like the first
-    ``results`` arrays."""
+    arrays, in these dtypes."""
     return _on_one_device_p.bind(*arrays, fn=fn, label=label, results=results)
 
 
@@ -101,7 +101,9 @@ def _on_one_device_lowering(ctx: Any, *args: Any, fn: Any, label: str, results: 
 
 _chain_begin_p.def_abstract_eval(lambda: core.ShapedArray((4,), np.dtype(np.uint32)))
 _chain_end_p.def_abstract_eval(lambda chain, *arrays, key: list(arrays))
-_on_one_device_p.def_abstract_eval(lambda *arrays, fn, label, results: list(arrays[:results]))
+_on_one_device_p.def_abstract_eval(
+    lambda *arrays, fn, label, results: [a.update(dtype=d) for a, d in zip(arrays, results, strict=False)]
+)
 _local_p.def_abstract_eval(_local_abstract)
 mlir.register_lowering(_chain_begin_p, _chain_begin_lowering, cacheable=False)
 mlir.register_lowering(_chain_end_p, _chain_end_lowering, cacheable=False)

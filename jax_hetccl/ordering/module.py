@@ -76,6 +76,7 @@ class _Pass:
         }
         self.partitions = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
         self.lines: list[str] = []
+        self.syncs: list[int] = []
         self._has: dict[str, bool] = {}  # functions with exchanges
         self._threaded: dict[str, list[str]] = {}  # functions done, and their part of ``lines``
         self._emitted: list[ir.Operation] = []  # starts and dones, whose attributes name the program
@@ -91,6 +92,8 @@ class _Pass:
         program = exchange.fingerprint(tuple(self.lines))
         for index, op in self._numbered():
             rewrite.add_attributes(op, program=exchange.i64(program), index=exchange.i64(index))
+        if self.syncs:
+            rewrite.note_syncs(self.module, self.syncs)
         return Program(program, tuple(self.lines))
 
     # --- what is where ---
@@ -238,13 +241,15 @@ class _Pass:
         self.lines.append("loop(")
         in_predicate = predicate.add_argument(exchange.chain_type(), op.location)
         has_predicate = any(self.has_exchange(o.operation) for o in predicate.operations)
-        self.block(predicate, in_predicate, checked=True)
+        self.block(predicate, in_predicate, checked=checked)
         self.lines.append(",")
         in_body = body.add_argument(exchange.chain_type(), op.location)
         rewrite.extend_end(body, self.block(body, in_body, checked=checked))
         self.lines.append(")")
         chain = op.results[-1]
-        if has_predicate:
+        # The predicate's chain cannot leave it. Outside of regions a program of several devices has regions and syncs
+        # there, which end with a check of their own.
+        if has_predicate and (checked or self.partitions == 1):
             with rewrite.behind(op):
                 chain = exchange.emit_status(chain)
         return chain
@@ -273,7 +278,8 @@ class _Pass:
 
     def own_exchanges(self, op: ir.Operation) -> ir.Value:
         """The end of a piece of program that has its exchanges already; returns the chain behind it."""
-        self.lines.append(f"{rewrite.plan_id(op):016x}")
+        self.syncs.append(rewrite.plan_id(op))
+        self.lines.append(f"{self.syncs[-1]:016x}")
         chain, *through = op.operands
         owner = chain.owner.operation if isinstance(chain.owner, ir.OpView) else chain.owner
         if isinstance(owner, ir.Operation) and rewrite.target(owner) == _compat.PARTITIONED:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_hetccl import _compat, exchange
 from jax_hetccl._compat import ir, sdy
 
 _CONFIG = "mhlo.backend_config"
+_FRONTEND, _SYNCS = "mhlo.frontend_attributes", "hetccl_syncs"
 
 
 def target(op: ir.Operation) -> str:
@@ -27,6 +28,23 @@ def add_attributes(op: ir.Operation, **more: ir.Attribute) -> None:
     """Adds attributes to a typed custom call."""
     old = ir.DictAttr(op.attributes[_CONFIG])
     op.attributes[_CONFIG] = ir.DictAttr.get({**{a.name: a.attr for a in old}, **more})
+
+
+def note_syncs(module: ir.Module, keys: Iterable[int]) -> None:
+    """Writes down in a program which syncs it has: they are compared and taught when it has been compiled, and programs
+    that differ in nothing else are different ones for a cache."""
+    attributes = module.operation.attributes
+    old = ir.DictAttr(attributes[_FRONTEND]) if _FRONTEND in attributes else ()
+    text = ir.StringAttr.get(",".join(f"{key:016x}" for key in dict.fromkeys(keys)))
+    attributes[_FRONTEND] = ir.DictAttr.get({**{a.name: a.attr for a in old}, _SYNCS: text})
+
+
+def syncs(module: ir.Module) -> list[int]:
+    """The syncs of a finished program, in order."""
+    attributes = module.operation.attributes
+    if _FRONTEND not in attributes or _SYNCS not in (noted := ir.DictAttr(attributes[_FRONTEND])):
+        return []
+    return [int(key, 16) for key in ir.StringAttr(noted[_SYNCS]).value.split(",")]
 
 
 def callees(op: ir.Operation) -> list[str]:

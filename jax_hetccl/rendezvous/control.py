@@ -135,6 +135,11 @@ class ControlPlane:
             del self._values[here]  # everybody came, so nothing more comes
         return values
 
+    def published(self, prefix: str, member: int) -> dict[str, Any]:
+        """What `member` has published so far under keys that start with `prefix`."""
+        with self._condition:
+            return {k: said[member] for k, said in self._values.items() if k.startswith(prefix) and member in said}
+
     def subscribe(self, prefix: str, handler: Callable[[int, str, Any], None]) -> None:
         """Calls `handler(member, key, value)` for messages of others whose key starts with `prefix`.
 

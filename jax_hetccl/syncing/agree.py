@@ -1,9 +1,12 @@
 """How the clusters learn each other's layouts, and the engine the plans.
 
 A program holds only what follows from the own cluster's layout (buffer sizes and plan ids), so nothing waits while
-JAX traces and XLA partitions: each process publishes its cluster's layout from there, and waits for the others' when
-its program is compiled (:meth:`Syncs.finish`). Published first and waited for later, the order in which a partitioner
-visits a program's syncs cannot block anyone.
+JAX traces and XLA partitions: layouts are noted then, and when the program has been compiled they are all published
+first and the others' waited for afterwards (:meth:`Syncs.finish`). So the order in which a partitioner visits a
+program's syncs cannot block anyone, and a program that one cluster only looks at concerns nobody.
+
+A sync is known by its content (operation, paths, shapes, dtypes, name), not by a count: JAX versions trace in
+different orders. A cluster that publishes syncs which this one does not have, and not those it has, runs another program.
 
 The first layout of a sync stays: when only one cluster compiles again, with its arrays sharded differently, the others
 do not learn of it. Its partitioner then brings the arrays into the first layout.
@@ -12,12 +15,13 @@ do not learn of it. Its partitioner then brings the arrays into the first layout
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jax_hetccl._errors import AgreementError, HetcclError
+from jax_hetccl._errors import AgreementError, HetcclError, PeerLostError, RendezvousError
 from jax_hetccl._world import World
 from jax_hetccl.exchange import fingerprint
 from jax_hetccl.ordering.module import teach
@@ -27,6 +31,8 @@ from jax_hetccl.syncing.spec import Spec
 
 # The name of a sync's function in lowered programs.
 OPERATION = "hetccl_sync"
+# How long another cluster may have published other syncs, and not the ones waited for, before that is a difference.
+_GRACE_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -72,10 +78,9 @@ class Lesson:
 
 
 class _Entry:
-    def __init__(self, number: int, spec: Spec):
-        self.number, self.spec = number, spec
-        self.layout: Layout | None = None
-        self.token: Any = None
+    def __init__(self, spec: Spec, layout: Layout, token: Any):
+        self.spec, self.layout, self.token = spec, layout, token
+        self.published = False
         self.taught = False
         self.warned = False
 
@@ -87,20 +92,15 @@ class Syncs:
         self._world = world
         self._lock = threading.RLock()
         self._entries: dict[int, _Entry] = {}
+        self._reported: set[tuple[int, str]] = set()  # differences that were an error once: (member, key)
         self._error: HetcclError | None = None
         self.operations: dict[int, Any] = {}  # the functions of the syncs, by key: traced once
-
-    def register(self, spec: Spec) -> None:
-        """Numbers a sync when it is traced first. Programs are traced in the same order in all clusters."""
-        with self._lock:
-            if spec.key not in self._entries:
-                self._entries[spec.key] = _Entry(len(self._entries), spec)
 
     def settle(self, spec: Spec, layout: Layout, token: Any = None) -> tuple[Layout, Any]:
         """The layout in which the own cluster takes part in a sync: this one, if it is the first.
 
         Args:
-          spec: the sync, registered before.
+          spec: the sync.
           layout: how the program being compiled would hold the arrays.
           token: what belongs to that layout; kept.
 
@@ -111,25 +111,14 @@ class Syncs:
           AgreementError: the layout that counts is one of other devices.
         """
         with self._lock:
-            entry = self._entries[spec.key]
-            if entry.layout is None:
-                entry.layout, entry.token = layout, token
-                described = {
-                    "op": spec.op,
-                    "name": spec.name,
-                    "weighted": spec.weighted,
-                    "items": [str(i) for i in spec.items],
-                    "key": spec.key,
-                    **layout.packed(),
-                }
-                self._world.control.publish(f"sync/{entry.number}", described)
-            elif entry.layout.ranks != layout.ranks:
+            entry = self._entries.setdefault(spec.key, _Entry(spec, layout, token))
+            if entry.layout.ranks != layout.ranks:
                 raise AgreementError(
                     f"{spec.text}: the clusters agreed that these arrays are on the ranks {list(entry.layout.ranks)} in "
                     f"this order, but in the program being compiled they are on {list(layout.ranks)}; the other "
                     "clusters cannot see the change. Give the two syncs different names: hetccl.sync(..., name=...)."
                 )
-            elif entry.layout != layout and not entry.warned:
+            if entry.layout != layout and not entry.warned:
                 entry.warned = True
                 _log.warning(
                     "%s: sharded differently than in the first program that synced these arrays; they are brought into "
@@ -138,6 +127,13 @@ class Syncs:
                     spec.text,
                 )
             return entry.layout, entry.token
+
+    def nothing(self, spec: Spec) -> None:
+        """Takes note of a sync without arrays: nothing is exchanged, but clusters that have arrays there must learn."""
+        with self._lock:
+            entry = self._entries.setdefault(spec.key, _Entry(spec, Layout((), ()), None))
+            entry.taught = True
+        self._publish([entry])
 
     def keep_error(self, error: HetcclError) -> None:
         """Keeps an error that is about to be raised through a compiler, which reports its text only."""
@@ -150,55 +146,102 @@ class Syncs:
             error, self._error = self._error, None
             return error
 
-    def finish(self, text: Callable[[], str]) -> None:
+    def finish(self, keys: Iterable[int]) -> bool:
         """Waits for the other clusters' layouts of the syncs of a program, and tells the engine the plans.
 
         Args:
-          text: the program that has been compiled. Programs of one device settle their syncs when they are lowered, which
-            may be long before; only those in the text are waited for.
+          keys: the syncs of the program that has been compiled.
+
+        Returns:
+          Whether the program can be run. If not, it was compiled by another process (it comes from a cache), for a
+          layout that is not known here.
 
         Raises:
           AgreementError: another cluster syncs something else; names both and the first array that differs.
           RendezvousError: another cluster did not compile it within the arrival timeout.
         """
+        keys = list(keys)
         with self._lock:
-            waiting = [e for e in self._entries.values() if e.layout is not None and not e.taught]
-        if any(e.token is None for e in waiting):
-            program = text()
-            waiting = [e for e in waiting if e.token is not None or f"program = {signed(e.spec.key)} :" in program]
-        for entry in sorted(waiting, key=lambda e: e.number):
+            if any(key not in self._entries for key in keys):
+                return False
+            waiting = [self._entries[key] for key in keys if not self._entries[key].taught]
+        self._publish(waiting)
+        for entry in waiting:
             layouts = self._collect(entry)
             self._world.engine.set_program(entry.spec.key, entry.spec.text)
             for lesson in lessons(entry.spec, layouts, self._world.cluster, self._world.local_ranks):
                 teach(self._world, lesson)
             entry.taught = True
+        return True
+
+    def _publish(self, entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            with self._lock:
+                if entry.published:
+                    continue
+                entry.published = True
+            described = {"spec": entry.spec.described, **entry.layout.packed()}
+            self._world.control.publish(_channel(entry.spec), described)
 
     def _collect(self, entry: _Entry) -> list[Layout]:
+        """Every cluster's layout of a sync."""
         world = self._world
         members = world.control.members
         first = {m.cluster: m.index for m in reversed(members)}  # each cluster's first process
         siblings = [m.index for m in members if m.cluster == world.cluster]
-        wanted = [*(i for c, i in first.items() if c != world.cluster), *siblings]
-        answers = world.control.collect(f"sync/{entry.number}", wanted, world.config.arrival_timeout)
-        layouts = []
-        mine = answers[world.control.me]
+        answers = self._answers(entry.spec, [*(i for c, i in first.items() if c != world.cluster), *siblings])
+        mine = Layout.unpacked(answers[world.control.me])
         for other in siblings:
-            if Layout.unpacked(answers[other]) != Layout.unpacked(mine):
+            if Layout.unpacked(answers[other]) != mine:
                 raise AgreementError(
                     f"{entry.spec.text}: the processes {members[world.control.me].name} and {members[other].name} of one "
                     "cluster run it on different devices or with different shardings; all processes of a cluster must "
                     "run one program over arrays on all of its devices."
                 )
-        for info in world.clusters:
-            if info.index == world.cluster:
-                layouts.append(Layout.unpacked(mine))
+        return [
+            mine if info.index == world.cluster else Layout.unpacked(answers[first[info.index]])
+            for info in world.clusters
+        ]
+
+    def _answers(self, spec: Spec, members: Sequence[int]) -> dict[int, Any]:
+        """What these members published of a sync; an error soon if one of them syncs other things instead."""
+        control, bound = self._world.control, self._world.config.arrival_timeout
+        try:
+            return control.collect(_channel(spec), members, min(_GRACE_S, bound))
+        except RendezvousError:
+            with self._lock:
+                found = self._difference(spec, members)
+            if found is not None:
+                raise AgreementError(found) from None
+        try:
+            return control.collect(_channel(spec), members, max(bound - _GRACE_S, 0.0))
+        except (RendezvousError, PeerLostError) as error:
+            raise type(error)(f"{spec.text}: {error}") from None
+
+    def _difference(self, spec: Spec, members: Sequence[int]) -> str | None:
+        """What a member that has not published a sync published instead, as an error."""
+        world = self._world
+        for member in members:
+            said = world.control.published(_PREFIX, member)
+            if _channel(spec) in said:
                 continue
-            theirs = answers[first[info.index]]
-            if theirs["key"] != entry.spec.key:
-                here = world.clusters[world.cluster].name
-                raise AgreementError(_difference(entry.spec, theirs, here, info.name))
-            layouts.append(Layout.unpacked(theirs))
-        return layouts
+            for channel, theirs in said.items():
+                if int(channel.removeprefix(_PREFIX), 16) in self._entries or (member, channel) in self._reported:
+                    continue
+                self._reported.add((member, channel))
+                here, there = world.control.members[world.control.me], world.control.members[member]
+                text = difference(spec.described, theirs["spec"], here.cluster_name, there.cluster_name)
+                if not theirs["spec"]["items"]:  # nobody waits there
+                    world.fail("agreement", text)
+                return text
+        return None
+
+
+_PREFIX = "sync/"
+
+
+def _channel(spec: Spec) -> str:
+    return f"{_PREFIX}{spec.key:016x}"
 
 
 def signed(number: int) -> int:
@@ -206,20 +249,19 @@ def signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def _difference(spec: Spec, theirs: Mapping[str, Any], here: str, there: str) -> str:
-    """What two clusters' syncs of the same number differ in."""
-    ours = [str(i) for i in spec.items]
-    found = next((p for p in zip(ours, theirs["items"], strict=False) if p[0] != p[1]), None)
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], here: str, there: str) -> str:
+    """What two clusters' syncs (``Spec.described``) differ in, first difference first."""
+    pairs = itertools.zip_longest(ours["items"], theirs["items"], fillvalue="no array")
+    found = next((p for p in pairs if p[0] != p[1]), None)
     if found is not None:
         what = f"{found[0]} in {here!r}, {found[1]} in {there!r}"
-    elif len(ours) != len(theirs["items"]):
-        what = f"{len(ours)} arrays in {here!r}, {len(theirs['items'])} in {there!r}"
     else:
-        what = f"op, name, weighted = {spec.op!r}, {spec.name!r}, {spec.weighted} in {here!r}, "
-        what += f"{theirs['op']!r}, {theirs['name']!r}, {theirs['weighted']} in {there!r}"
+        what = ", ".join(
+            f"{k} = {ours[k]!r} in {here!r}, {theirs[k]!r} in {there!r}" for k in ours if ours[k] != theirs[k]
+        )
     return (
-        f"sync: clusters {here!r} and {there!r} sync different things: {what}. Every cluster must trace the same syncs "
-        "of trees with the same paths, global shapes and dtypes in the same order."
+        f"sync: clusters {here!r} and {there!r} sync different things: {what}. Every cluster must run the same syncs, of "
+        "trees with the same paths, global shapes and dtypes (arrays without elements do not count)."
     )
 
 

@@ -1,77 +1,156 @@
-"""A sync of a list of arrays: checks, axis types, and the operation for it."""
+"""A sync of a list of arrays: checks, the weight, and the primitive with its derivative."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from jax_hetccl import _compat
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
+from jax_hetccl.decompose.common import accumulator
 from jax_hetccl.syncing.agree import Syncs
 from jax_hetccl.syncing.partition import operation
 from jax_hetccl.syncing.spec import Item, Spec
 
+# Where a sync comes from: the program, or its differentiation. Each has layouts of its own.
+PRIMAL, TANGENT, COTANGENT = "", "tangent", "cotangent"
 
-def combine(
-    world: World,
-    syncs: Syncs,
-    op: str,
-    paths: Sequence[str],
-    leaves: Sequence[jax.Array],
-    weight: jax.Array | None,
-    name: str,
-) -> list[jax.Array]:
-    """Combines arrays over all clusters.
+
+class Combiner:
+    """The syncs of a world as JAX sees them.
 
     Args:
       world: the world.
       syncs: its syncs.
-      op: "mean", "sum", "max" or "min".
-      paths: names of the arrays.
-      leaves: the arrays, tracers or not.
-      weight: the cluster's weight, a float32 scalar.
-      name: see ``hetccl.sync``.
     """
-    for path, leaf in zip(paths, leaves, strict=True):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise UnsupportedError(f"sync: {path or 'the argument'} is an array of {leaf.dtype}; it has no {op}")
-    if len(world.clusters) == 1:
-        return list(leaves)
-    some = [i for i, leaf in enumerate(leaves) if math.prod(leaf.shape)]
-    if not some:
-        return list(leaves)
-    spec = _spec(world, op, [Item(paths[i], tuple(leaves[i].shape), leaves[i].dtype) for i in some], weight, name)
-    if refusal := spec.refusal():
-        raise UnsupportedError(f"sync: {refusal}")
-    _refuse_manual(spec)
-    syncs.register(spec)
-    run = syncs.operations.setdefault(spec.key, operation(world, syncs, spec))
-    arguments = [leaves[i] for i in some] + ([] if weight is None else [weight])
-    results = list(leaves)
-    for i, result in zip(some, _with_automatic_axes(run, arguments, len(some)), strict=True):
-        results[i] = result
-    return results
+
+    def __init__(self, world: World, syncs: Syncs):
+        self._world, self._syncs = world, syncs
+
+    def combine(
+        self, op: str, paths: Sequence[str], leaves: Sequence[jax.Array], weight: jax.Array | None, name: str
+    ) -> list[jax.Array]:
+        """Combines arrays over all clusters.
+
+        Args:
+          op: "mean", "sum", "max" or "min".
+          paths: names of the arrays.
+          leaves: the arrays, tracers or not.
+          weight: the cluster's weight, a float32 scalar.
+          name: see ``hetccl.sync``.
+        """
+        for path, leaf in zip(paths, leaves, strict=True):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+                raise UnsupportedError(f"sync: {path or 'the argument'} is an array of {leaf.dtype}; it has no {op}")
+        some = [i for i, leaf in enumerate(leaves) if math.prod(leaf.shape)]
+        params = {"op": op, "paths": tuple(paths[i] for i in some), "name": name, "role": PRIMAL}
+        spec = self._spec([leaves[i] for i in some], [leaves[i].dtype for i in some], weight is not None, **params)
+        if refusal := spec.refusal():
+            raise UnsupportedError(f"sync: {refusal}")
+        _refuse_manual(spec)
+        if len(self._world.clusters) == 1:
+            return list(leaves)
+        if not some:
+            self._syncs.nothing(spec)
+            return list(leaves)
+        values = [leaves[i] for i in some]
+        if weight is not None:
+            values = [*(_weighted(x, weight) for x in values), weight]
+        results = list(leaves)
+        dtypes = tuple(np.dtype(leaves[i].dtype) for i in some)
+        for i, result in zip(some, _bind(*values, results=dtypes, combiner=self, **params), strict=True):
+            results[i] = result
+        return results
+
+    def run(self, *arrays: Any, results: tuple[np.dtype, ...], **params: Any) -> list[jax.Array]:
+        """The program of a sync."""
+        items = arrays[: len(results)]
+        spec = self._spec(items, results, len(arrays) > len(results), **params)
+        if spec.key not in self._syncs.operations:
+            self._syncs.operations[spec.key] = operation(self._world, self._syncs, spec)
+        return _with_automatic_axes(self._syncs.operations[spec.key], arrays, len(results))
+
+    def _spec(
+        self,
+        arrays: Sequence[Any],
+        results: Sequence[Any],
+        weighted: bool,
+        *,
+        op: str,
+        paths: Any,
+        name: str,
+        role: str,
+    ) -> Spec:
+        clusters = self._world.clusters
+        platforms = {c.platform for c in clusters}
+        items = [
+            Item(path, tuple(x.shape), np.dtype(x.dtype), np.dtype(to))
+            for path, x, to in zip(paths, arrays, results, strict=True)
+        ]
+        return Spec(
+            op=op,
+            items=tuple(items),
+            weighted=weighted,
+            # Only then do all clusters end with the same bits where platforms round differently; and for three clusters
+            # and more it moves fewer bytes.
+            owned=len(clusters) > 2 or (len(platforms) > 1 and op in ("sum", "mean")),
+            clusters=len(clusters),
+            bucket_bytes=int(self._world.config.bucket_mb * (1 << 20)),
+            name=" ".join(filter(None, (name, role))),
+        )
 
 
-def _spec(world: World, op: str, items: Sequence[Item], weight: Any, name: str) -> Spec:
-    platforms = {c.platform for c in world.clusters}
-    return Spec(
-        op=op,
-        items=tuple(items),
-        weighted=weight is not None,
-        # Only then do all clusters end with the same bits where platforms round differently; and for three clusters
-        # and more it moves fewer bytes.
-        owned=len(world.clusters) > 2 or (len(platforms) > 1 and op in ("sum", "mean")),
-        clusters=len(world.clusters),
-        bucket_bytes=int(world.config.bucket_mb * (1 << 20)),
-        name=name,
-    )
+class _Rules:
+    """Differentiation and batching; see ``_compat.Combination``.
+
+    Sums and means are linear in the clusters' values, and the same for all of them: a cluster's gradient is that of
+    all clusters' losses together, which is the sum or mean of their cotangents. That is what ``lax.psum`` means in pmap.
+    """
+
+    def run(self, *arrays: Any, combiner: Combiner, **params: Any) -> list[jax.Array]:
+        return combiner.run(*arrays, **params)
+
+    def tangent(self, which: Sequence[int], weight_moves: bool, params: dict[str, Any]) -> dict[str, Any]:
+        op = params["op"]
+        if op not in ("sum", "mean"):
+            raise UnsupportedError(
+                f"sync with op={op!r} has no derivative, as lax.p{op} has none; put jax.lax.stop_gradient around its "
+                "argument"
+            )
+        if weight_moves:
+            raise UnsupportedError(
+                "sync: the weight depends on what is differentiated; put jax.lax.stop_gradient around it, or sync the "
+                "products and the weights with op='sum' and divide"
+            )
+        return self._of(which, params, COTANGENT if params["role"] == COTANGENT else TANGENT)
+
+    def cotangent(self, which: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
+        return self._of(which, params, TANGENT if params["role"] == COTANGENT else COTANGENT)
+
+    def refuse_batched_weight(self, params: dict[str, Any]) -> None:
+        raise UnsupportedError("sync under vmap: the weight is one number for the cluster, and cannot be batched")
+
+    def _of(self, which: Sequence[int], params: dict[str, Any], role: str) -> dict[str, Any]:
+        return {**params, "paths": tuple(params["paths"][i] for i in which), "role": role}
+
+
+_bind = _compat.combining_primitive("hetccl_sync", _Rules())
+
+
+def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """What a cluster adds to a weighted mean. Nothing with weight zero, not even what is not finite."""
+    product = lax.convert_element_type(x, accumulator(np.dtype(x.dtype)))
+    product = product * lax.convert_element_type(weight, product.dtype)
+    return lax.select(weight == 0, lax.full_like(product, 0), product)
 
 
 def _refuse_manual(spec: Spec) -> None:
@@ -83,7 +162,7 @@ def _refuse_manual(spec: Spec) -> None:
         )
 
 
-def _with_automatic_axes(run: Any, arguments: Sequence[jax.Array], results: int) -> list[jax.Array]:
+def _with_automatic_axes(run: Callable[..., Any], arguments: Sequence[Any], results: int) -> list[jax.Array]:
     """Calls ``run`` with explicit axes made automatic; its results are typed like the arguments."""
     shardings = [jax.typeof(x).sharding for x in arguments]
     mesh = next((s.mesh for s in shardings if AxisType.Explicit in s.mesh.axis_types), None)

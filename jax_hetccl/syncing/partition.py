@@ -41,7 +41,8 @@ def operation(world: World, syncs: Syncs, spec: Spec) -> Callable[..., Any]:
 
     @custom_partitioning
     def combine(*arrays: Any) -> Any:
-        return _compat.on_one_device(alone, spec.text, len(spec.items) + 1, *arrays)
+        results = (np.dtype(np.uint32), *(i.result for i in spec.items))
+        return _compat.on_one_device(alone, spec.text, results, *arrays)
 
     def partition(_: Any, arg_shapes: Any, result_shapes: Any) -> Any:
         devices = _compat.devices_of(arg_shapes[0].sharding)

@@ -76,8 +76,6 @@ class Shard:
     def outgoing(self, i: int, arrays: Sequence[Array]) -> Array:
         """The own share of an array as it crosses: a vector, padded to the size of the longest share."""
         x = lax.convert_element_type(arrays[i], self.spec.wire(i))
-        if self.spec.weighted and i < len(self.spec.items):
-            x = lax.mul(x, lax.broadcast(lax.convert_element_type(arrays[-1], x.dtype), x.shape))
         flat = lax.reshape(x, (x.size,))
         return flat if self.spec.whole(i) else self.own(i, flat)
 
@@ -149,7 +147,7 @@ class Shard:
             # Not a division: XLA replaces some by a multiplication, but not in every program.
             by = jnp.asarray(1 / self.spec.clusters, dtype) if weight is None else lax.reshape(weight, ())
             total = lax.mul(total, lax.broadcast(lax.convert_element_type(by, dtype), total.shape))
-        to = self.spec.arrays[i].dtype
+        to = self.spec.arrays[i].result
         if to != dtype and (bits := rounding(to)) is not None:
             total = lax.reduce_precision(total, *bits)
         return lax.convert_element_type(total, to)
@@ -169,7 +167,7 @@ class Shard:
         for a, (theirs, own) in zip(arrays, received, strict=True):
             chosen = [lax.select(self.owned(i), o, t) for i, t, o in zip(a, theirs, own, strict=True)]
             results.append(
-                [lax.convert_element_type(v, self.spec.arrays[i].dtype) for i, v in zip(a, chosen, strict=True)]
+                [lax.convert_element_type(v, self.spec.arrays[i].result) for i, v in zip(a, chosen, strict=True)]
             )
         return chain, results
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,14 +16,15 @@ from jax_hetccl.exchange import fingerprint
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One array: its key path, global shape and dtype."""
+    """One array: its key path, global shape, dtype, and the dtype of the combined array."""
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    result: np.dtype
 
     def __str__(self) -> str:
-        return f"{self.path or 'x'} {self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return f"{self.path or 'x'} {self.result.name}[{','.join(map(str, self.shape))}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Spec:
     Attributes:
       op: "mean", "sum", "max" or "min".
       items: the arrays.
-      weighted: a float32 scalar, the cluster's weight, comes behind the arrays.
+      weighted: a float32 scalar, the cluster's weight, comes behind the arrays: their sum is divided by the weights'.
       owned: one cluster computes each element and the others copy it; else everyone computes what it holds.
       clusters: how many there are.
       bucket_bytes: arrays travel together up to this size.
@@ -50,13 +52,21 @@ class Spec:
     @functools.cached_property
     def key(self) -> int:
         """64 bits, equal in all clusters for the same sync."""
-        parts = [(i.path, i.shape, i.dtype.name) for i in self.items]
+        parts = [(i.path, i.shape, i.dtype.name, i.result.name) for i in self.items]
         return fingerprint(
             ("sync", self.op, parts, self.weighted, self.owned, self.clusters, self.bucket_bytes, self.name)
         )
 
     @property
+    def described(self) -> dict[str, Any]:
+        """What clusters compare, for people."""
+        items = [str(i) for i in self.items]
+        return {"items": items, "op": self.op, "name": self.name, "weighted": self.weighted}
+
+    @property
     def text(self) -> str:
+        if not self.items:
+            return f"sync/{self.name or self.op} of no arrays"
         first, *rest = self.items
         more = f" and {len(rest)} more" if rest else ""
         return f"sync/{self.name or self.op} {first}{more}"
@@ -64,7 +74,7 @@ class Spec:
     @functools.cached_property
     def arrays(self) -> tuple[Item, ...]:
         """All that crosses: the arrays, and the weight."""
-        weight = (Item("weight", (), np.dtype(np.float32)),) if self.weighted else ()
+        weight = (Item("weight", (), np.dtype(np.float32), np.dtype(np.float32)),) if self.weighted else ()
         return (*self.items, *weight)
 
     def computes_in(self, i: int) -> np.dtype:
@@ -73,12 +83,12 @@ class Spec:
         return accumulator(dtype) if self.op in ("sum", "mean") else unpacked(dtype)
 
     def wire(self, i: int) -> np.dtype:
-        """The dtype in which a cluster's value of array ``i`` crosses: its own, unless it was multiplied first."""
-        return self.computes_in(i) if self.weighted else unpacked(self.arrays[i].dtype)
+        """The dtype in which a cluster's value of array ``i`` crosses."""
+        return unpacked(self.arrays[i].dtype)
 
     def result_wire(self, i: int) -> np.dtype:
         """The dtype in which the combined array ``i`` crosses."""
-        return unpacked(self.arrays[i].dtype)
+        return unpacked(self.arrays[i].result)
 
     def whole(self, i: int) -> bool:
         """Whether every rank takes the other clusters' value of array ``i`` whole."""
@@ -108,8 +118,7 @@ class Spec:
     def refusal(self) -> str | None:
         """Why this sync has no meaning, if so."""
         for item in self.items:
-            is_float = jnp.issubdtype(item.dtype, jnp.inexact)
-            if self.op == "mean" and not is_float:
+            if self.op == "mean" and not jnp.issubdtype(item.result, jnp.inexact):
                 return f"the mean of {item} is not of its type; sync it with op='max', or convert it to a float"
             if self.op == "sum" and item.dtype == np.bool_:
                 return f"a sum of {item} is not of its type; convert it to an integer, or use op='max'"
