@@ -5,10 +5,12 @@ usage: sync_worker.py CLUSTER PROCESS LAYOUT SCENARIO...   Prints a JSON object:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import reduce
@@ -212,6 +214,116 @@ def compiled_again() -> None:
     expect(run(put(host(C, np.int32), others)), combined(np.add, trees))
 
 
+def gradients() -> Any:
+    """Sums and means are linear and their own transpose; vmap, remat, second order; what has no derivative says so."""
+    shape = {k: s for k, s in SHAPES.items() if k in ("w", "b")}
+    xs = [host(c, shapes=shape) for c in range(CLUSTERS)]
+
+    def loss(t: Any, **how: Any) -> Any:  # every cluster has a loss of its own
+        y = jax.checkpoint(lambda t: hetccl.sync(t, **how))(t)
+        return sum(jnp.sum(jnp.sin(v) * (C + 1)) for v in jax.tree.leaves(y))
+
+    def close(got: Any, want: Any) -> None:
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
+
+    total = combined(np.add, xs)
+    factor = sum(range(1, CLUSTERS + 1))  # the gradient is that of all clusters' losses together
+    mean = jax.tree.map(lambda x: np.cos(x / CLUSTERS) * factor / CLUSTERS, total)
+    close(jax.jit(jax.grad(lambda t: loss(t, name="g")))(put(xs[C])), mean)
+    close(
+        jax.jit(jax.grad(lambda t: loss(t, op="sum", name="g")))(put(xs[C])),
+        jax.tree.map(lambda x: np.cos(x) * factor, total),
+    )
+    ws = WEIGHTS[:CLUSTERS]
+    y = combined(np.add, [jax.tree.map(lambda x, w=w: x * w / sum(ws), t) for t, w in zip(xs, ws, strict=True)])
+    weighted = jax.jit(jax.grad(lambda t, w: loss(t, weight=w, name="g")))
+    close(weighted(put(xs[C]), ws[C]), jax.tree.map(lambda v: np.cos(v) * factor * ws[C] / sum(ws), y))
+    hvp = jax.jit(lambda t: jax.jvp(jax.grad(lambda t: loss(t, name="g")), (t,), (t,))[1])
+    want = jax.tree.map(lambda x: -np.sin(x / CLUSTERS) * x / CLUSTERS * factor / CLUSTERS, total)
+    close(hvp(put(xs[C])), want)
+    rows = jax.jit(jax.vmap(lambda r: hetccl.sync({"r": r}, "sum", name="v")["r"], in_axes=1, out_axes=1))
+    expect(rows(put(xs[C])["w"]), total["w"])
+    raises(hetccl.UnsupportedError, "no derivative", lambda: jax.grad(lambda t: loss(t, op="max"))(put(xs[C])))
+    of_weight = jax.grad(lambda w, t: loss(t, weight=w))
+    raises(hetccl.UnsupportedError, "stop_gradient", lambda: of_weight(jnp.float32(1), put(xs[C])))
+    batched = jax.vmap(lambda r, w: hetccl.sync(r, weight=w))
+    raises(hetccl.UnsupportedError, "cannot be batched", lambda: batched(put(xs[C])["w"], np.ones(12, np.float32)))
+
+
+def control_flow() -> None:
+    """Branches, loops, predicates of loops, inner jits and several equal syncs in one program."""
+    x, total = place(host(C)["w"], SPECS["w"]), combined(np.add, everyone())["w"]
+    sync = functools.partial(hetccl.sync, op="sum", name="flow")
+
+    def program(x: Any) -> Any:
+        a = lax.cond(x[0, 0] > -1e9, sync, lambda v: v * 0, x)
+        n, b = lax.while_loop(lambda s: sync(s[0]) < 3 * CLUSTERS, lambda s: (s[0] + 1, sync(s[1]) / CLUSTERS), (0, a))
+        inner = jax.jit(sync)
+        return n, b, inner(x), inner(x), sync(x)
+
+    n, b, *same = jax.jit(program)(x)
+    assert int(n) == 3
+    np.testing.assert_allclose(b, total, rtol=1e-6)
+    for got in same:
+        expect(got, total)
+
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(AxisType.Auto,))
+    count = jax.shard_map(lambda v: lax.psum(v, "data"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    run = jax.jit(lambda v: lax.while_loop(lambda s: count(s) < 3 * sum(DEVICES), lambda s: s + 1, v))
+    assert int(run(jax.device_put(np.int32(0), NamedSharding(mesh, P())))) == 3
+
+
+def odd_leaves() -> None:
+    """Shardings that do not divide, values that are no arrays, and clusters that have nothing to say."""
+    uneven = np.arange(35, dtype=np.float32).reshape(5, 7) + C
+
+    def constrained(x: Any) -> Any:
+        return hetccl.sync(lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P(None, "fsdp"))), "sum", name="odd")
+
+    want = combined(np.add, [(uneven - C + c) * np.float32(2) for c in range(CLUSTERS)])
+    expect(jax.jit(constrained)(place(uneven, P())), want)
+    tree = {
+        "none": None,
+        "python": 2 + C,
+        "numpy": np.full((3,), C, np.int8),
+        "f8": jnp.full((2,), 1.5, jnp.float8_e4m3fn),
+    }
+    got = jax.jit(lambda: hetccl.sync(tree, "max", name="odd"))()
+    assert got["none"] is None and int(got["python"]) == 1 + CLUSTERS
+    expect((got["numpy"], got["f8"]), (np.full((3,), CLUSTERS - 1, np.int8), tree["f8"]))
+    run = jax.jit(lambda t, w: hetccl.sync(t, weight=w, name="odd"))
+    some = place(np.full((4,), 7.0 if C == 0 else np.nan, np.float32), P())
+    expect(run(some, float(C == 0)), np.full((4,), 7, np.float32))  # weight 0 counts as absent, whatever its values
+    assert np.isnan(run(some, 0.0)).all()
+
+
+def bytes_on_the_wire() -> None:
+    """What leaves a cluster is what docs/algorithms.md says, for sharded and replicated leaves."""
+    world = hetccl.world()
+    others = sum(DEVICES) - N
+
+    def sent(tree: Any, **how: Any) -> int:
+        run = jax.jit(lambda t: hetccl.sync(t, **how))
+        jax.block_until_ready(run(tree))
+        before = world.engine.stats()["bytes_sent"]
+        jax.block_until_ready(run(tree))
+        mine = world.engine.stats()["bytes_sent"] - before
+        said = world.control.meet("test bytes", mine, 30)
+        return sum(n for m, n in said.items() if world.control.members[m].cluster == C)
+
+    for spec in (SPECS["w"], P()):
+        for dtype, size in ((np.float32, 4), (jnp.bfloat16, 2)):
+            full = 12 * 24 * size
+            wanted = full if CLUSTERS == 2 else 2 * full * (CLUSTERS - 1) // CLUSTERS
+            name = f"bytes {spec} {size}"
+            found = sent({"w": place(host(C, dtype)["w"], spec)}, op="sum", name=name)
+            assert found == wanted, (spec, dtype, found, wanted)
+    if CLUSTERS == 2:
+        weighted = sent({"w": put(host(C))["w"]}, weight=2.0, name="bytes weighted")
+        assert weighted == 12 * 24 * 4 + 4 * others, weighted  # the weight goes whole to every rank
+        assert sent({"s": put(host(C))["s"]}, name="bytes scalar") == 4 * others
+
+
 def names() -> None:
     """The same arrays in two layouts, told apart by name."""
     for name, specs in (("sharded", SPECS), ("replicated", {k: P() for k in SPECS})):
@@ -249,7 +361,7 @@ def refusals() -> None:
     tree = put(host(C))
     raises(hetccl.ConfigError, "mean, sum, max, min", lambda: hetccl.sync(tree, "avg"))
     raises(hetccl.ConfigError, "op='mean'", lambda: hetccl.sync(tree, "sum", weight=2))
-    raises(hetccl.ConfigError, "one number", lambda: hetccl.sync(tree, weight=np.ones(3)))
+    raises(hetccl.ConfigError, "one real number", lambda: hetccl.sync(tree, weight=np.ones(3)))
     raises(hetccl.UnsupportedError, "['n'] int32[5,7]", lambda: hetccl.sync({"n": tree["n"].astype(np.int32)}))
     raises(hetccl.UnsupportedError, "no order", lambda: hetccl.sync({"n": tree["n"].astype(np.complex64)}, "max"))
     raises(hetccl.UnsupportedError, "no sum", lambda: hetccl.sync(jax.random.key(0), "sum"))
@@ -290,14 +402,66 @@ def barriers() -> None:
     hetccl.barrier("late")
 
 
+def unlike() -> None:
+    """Broadcasts and checks of different trees are errors of all processes before anything moves; nothing is spoilt."""
+    x, here, there = np.ones((3,), np.float32), *(("left", "right") if C == 0 else ("right", "left"))
+    keys = {"left": "a", "right": "b"}
+    for what, want in (
+        ({keys[here]: x}, f"['{keys[here]}'] float32[3] in {here}/0, but ['{keys[there]}'] float32[3] in {there}/0"),
+        ({"a": x[: 2 + C]}, "['a'] float32[2]"),
+        ({"a": x} if C else {}, "no leaf in left/0"),
+    ):
+        raises(hetccl.AgreementError, want, lambda t=what: hetccl.broadcast(t))
+        raises(hetccl.MismatchError, "in right/0", lambda t=what: hetccl.check_replicas(t, resync=True))
+    raises(hetccl.AgreementError, f"root={here} in {here}/0", lambda: hetccl.broadcast(x, root=C))
+    raises(hetccl.UnsupportedError, "outside of jit", lambda: jax.jit(hetccl.broadcast)(x))
+    raises(hetccl.UnsupportedError, "outside of jit", lambda: jax.jit(hetccl.check_replicas)(x))
+    odd = {
+        "f4": jnp.full((4,), 1 + C, jnp.float4_e2m1fn),
+        "i4": jnp.full((3,), C, jnp.int4),
+        "f8": jnp.float8_e4m3fn(C),
+    }
+    got = hetccl.broadcast(odd, root="right")
+    assert {k: float(np.asarray(v, np.float32).max()) for k, v in got.items()} == {"f4": 2, "i4": 1, "f8": 1}
+    assert hetccl.check_replicas(got) is got
+    if C == 0:  # late, so that the other one has given up
+        time.sleep(1)
+    else:
+        raises(hetccl.RendezvousError, "barrier 'mine': waited", lambda: hetccl.barrier("mine", timeout=0.3))
+    if C == 0:
+        raises(hetccl.RendezvousError, "right/0 called barrier 'mine' instead", lambda: hetccl.barrier("other", 0.3))
+    hetccl.barrier("mine")
+    hetccl.check()
+
+
 def differing() -> None:
-    """Clusters that sync different things: both are named, and the first leaf that differs."""
+    """Clusters that sync different things: both are named, and the first leaf that differs; other syncs go on."""
+    x = {"a": place(np.ones((12,), np.float32), P()), "more": place(np.ones((2,), np.float32), P())}
+    mine = x if C else {"a": x["a"]}
+    raises(hetccl.AgreementError, "['more'] float32[2] in 'right'", lambda: jax.jit(hetccl.sync)(mine))
+    expect(jax.jit(lambda v: v * 2)(x["a"]), np.full((12,), 2, np.float32))  # other programs are not concerned
+    op = "sum" if C else "max"
+    raises(hetccl.AgreementError, "op = 'sum' in 'right'" if C else "op = 'max' in 'left'", lambda: hetccl.sync(x, op))
+    expect(jax.jit(hetccl.sync)(x), x)
     shape = (12, 24) if C == 0 else (24, 12)
     tree = {"a": place(np.ones((12,), np.float32), P()), "w": place(np.ones(shape, np.float32), P("fsdp"))}
     both = "['w'] float32[12,24] in 'left', ['w'] float32[24,12] in 'right'"
     if C == 1:
         both = "['w'] float32[24,12] in 'right', ['w'] float32[12,24] in 'left'"
     raises(hetccl.AgreementError, both, lambda: jax.jit(hetccl.sync)(tree))
+    hetccl.check()
+    if C == 0:
+        assert hetccl.sync({}, name="empty") == {}  # says so, and goes on
+    else:
+        raises(hetccl.AgreementError, "no array in 'left'", lambda: hetccl.sync({"a": x["a"]}, name="empty"))
+    for _ in range(100):  # everybody is told
+        try:
+            hetccl.check()
+        except hetccl.AgreementError as error:
+            assert "no array in 'left'" in str(error), error
+            return
+        time.sleep(0.1)
+    raise AssertionError("left was not told")
 
 
 def one_dies() -> None:

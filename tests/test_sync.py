@@ -14,25 +14,21 @@ from meeting import SECRET, free_port
 from harness.process import IN_PLACE, TESTS
 from harness.pythons import other_pythons
 
-SCENARIOS = (
-    "operations",
-    "narrow_floats",
-    "other_types",
-    "weighted",
-    "step",
-    "beside_spanning_axes",
-    "eager_and_donated",
-    "compiled_again",
-    "names",
-    "explicit_axes",
-    "no_needless_gather",
-    "refusals",
-    "replicas",
-    "barriers",
-)
-# Devices of each process of each cluster.
-LAYOUTS = ("4/3", "1+1/1", "1+1/2/1")
-MORE_LAYOUTS = ("1/1", "2/1", "2+2/3/4")  # with --soak
+# Devices of each process of each cluster -> what runs there; with --soak everything runs everywhere.
+CELLS: dict[str, tuple[str, ...]] = {
+    # fsdp=4, tp=2 in one cluster, fsdp=3 in the other.
+    "8/3": ("operations", "weighted", "gradients", "bytes_on_the_wire", "no_needless_gather", "step"),
+    # Three clusters, one of several processes: one cluster computes each element.
+    "1+1/2/1": ("operations", "weighted", "bytes_on_the_wire", "replicas", "barriers"),
+    "1+1/1": ("operations", "step", "beside_spanning_axes", "replicas", "bytes_on_the_wire"),
+    "2/1": ("narrow_floats", "other_types", "control_flow", "odd_leaves", "eager_and_donated", "compiled_again",
+            "names", "explicit_axes", "refusals", "gradients"),
+}  # fmt: skip
+EVERYWHERE = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))
+MORE_LAYOUTS = ("1/1", "4/3", "2+2/3/4")  # with --soak
+# These look at whole arrays, which a process of several does not hold.
+ONE_PROCESS = ("gradients", "control_flow", "odd_leaves")
+MIXED = ("operations", "weighted", "gradients", "step", "beside_spanning_axes", "replicas")
 NAMES = ("left", "right", "third")
 
 
@@ -90,16 +86,27 @@ def judge(answers: dict[str, dict[str, str]], scenario: str) -> None:
     assert len(digests) <= 1, got
 
 
-@pytest.mark.parametrize("layout", LAYOUTS + MORE_LAYOUTS)
-@pytest.mark.parametrize("scenario", SCENARIOS)
+def scenarios(layout: str, soak: bool) -> tuple[str, ...]:
+    """What runs in a layout, in one world."""
+    if not soak:
+        return CELLS[layout]
+    return tuple(name for name in EVERYWHERE if "+" not in layout or name not in ONE_PROCESS)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "scenario" in metafunc.fixturenames and "layout" in metafunc.fixturenames:
+        soak = metafunc.config.getoption("--soak")
+        layouts = [*CELLS, *(MORE_LAYOUTS if soak else ())]
+        metafunc.parametrize(("layout", "scenario"), [(la, s) for la in layouts for s in scenarios(la, soak)])
+
+
 def test_sync(layout: str, scenario: str, soak: bool) -> None:
-    if layout in MORE_LAYOUTS and not soak:
-        pytest.skip("long: --soak")
-    judge(run(layout, SCENARIOS), scenario)
+    judge(run(layout, scenarios(layout, soak)), scenario)
 
 
-def test_sync_of_different_things_is_an_error_in_both() -> None:
-    judge(run("2/1", ("differing",)), "differing")
+@pytest.mark.parametrize("what", ["unlike", "differing"])
+def test_different_things_are_an_error_in_all(what: str) -> None:
+    judge(run("2/1", ("unlike", "differing")), what)
 
 
 @pytest.mark.parametrize("layout", ["3/2", "1+1/1"])
@@ -109,6 +116,6 @@ def test_a_cluster_that_dies_ends_the_others(layout: str) -> None:
 
 
 @pytest.mark.skipif(not other_pythons(), reason="HETCCL_TEST_PYTHONS names no two interpreters")
-@pytest.mark.parametrize("scenario", ("operations", "weighted", "step", "beside_spanning_axes", "replicas"))
+@pytest.mark.parametrize("scenario", MIXED)
 def test_sync_of_two_jax_versions(scenario: str) -> None:
-    judge(run("4/3", ("operations", "weighted", "step", "beside_spanning_axes", "replicas"), other_pythons()), scenario)
+    judge(run("2/1", MIXED, other_pythons()), scenario)
