@@ -402,6 +402,16 @@ def barriers() -> None:
     hetccl.barrier("late")
 
 
+def cached() -> None:
+    """A program that comes out of JAX's persistent cache, compiled by another process: right, or compiled again."""
+    hits: list[str] = []
+    jax.monitoring.register_event_listener(lambda e, **_: hits.append(e) if e.endswith("/cache_hits") else None)
+    for op, fn in (("sum", np.add), ("max", np.maximum)):  # programs that differ in the sync only
+        run = jax.jit(lambda t, op=op: hetccl.sync(t, op))
+        expect(run(put(host(C))), combined(fn, everyone()))
+    assert len(hits) == int(os.environ["SYNC_WORKER_HITS"]), hits
+
+
 def unlike() -> None:
     """Broadcasts and checks of different trees are errors of all processes before anything moves; nothing is spoilt."""
     x, here, there = np.ones((3,), np.float32), *(("left", "right") if C == 0 else ("right", "left"))

@@ -5,7 +5,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import pytest
-from jax._src import core, dispatch, effects
+from jax._src import compiler, core, dispatch, effects
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
 from jax._src.interpreters import ad, batching, mlir
@@ -37,6 +37,18 @@ def test_tested_versions():
         (batching, "moveaxis", None),
         (loops, "_scan_known_hoisting", ["jaxpr_known", "known_consts"]),
         (core, "typeof", None),
+        (ad, "p2tz", None),
+        (ad, "is_undefined_primal", None),
+        (
+            compiler,
+            "backend_compile_and_load",
+            ["backend", "module", "executable_devices", "options", "host_callbacks"],
+        ),
+        (
+            compiler,
+            "compile_or_get_cached",
+            ["backend", "computation", "devices", "compile_options", "host_callbacks", "executable_devices"],
+        ),
         (core.Primitive, "def_effectful_abstract_eval", None),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from meeting import SECRET, free_port
@@ -34,7 +35,10 @@ NAMES = ("left", "right", "third")
 
 @functools.cache
 def run(
-    layout: str, scenarios: tuple[str, ...], pythons: tuple[str, ...] = (sys.executable,)
+    layout: str,
+    scenarios: tuple[str, ...],
+    pythons: tuple[str, ...] = (sys.executable,),
+    more: tuple[tuple[str, str], ...] = (),
 ) -> dict[str, dict[str, str]]:
     """Runs scenarios in one world: process name -> scenario -> what came of it."""
     clusters = [[int(n) for n in part.split("+")] for part in layout.split("/")]
@@ -56,6 +60,7 @@ def run(
         for p, devices in enumerate(processes):
             env = {
                 **common,
+                **dict(more),
                 "HETCCL_CLUSTER": NAMES[c],
                 "HETCCL_PROCESS": str(p),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
@@ -107,6 +112,17 @@ def test_sync(layout: str, scenario: str, soak: bool) -> None:
 @pytest.mark.parametrize("what", ["unlike", "differing"])
 def test_different_things_are_an_error_in_all(what: str) -> None:
     judge(run("2/1", ("unlike", "differing")), what)
+
+
+def test_programs_from_a_persistent_cache(tmp_path: Path) -> None:
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "1",
+    }
+    for hits in ("0", "2"):
+        judge(run("2/2", ("cached",), more=(*settings.items(), ("SYNC_WORKER_HITS", hits))), "cached")
 
 
 @pytest.mark.parametrize("layout", ["3/2", "1+1/1"])

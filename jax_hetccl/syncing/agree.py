@@ -230,7 +230,10 @@ class Syncs:
                     continue
                 self._reported.add((member, channel))
                 here, there = world.control.members[world.control.me], world.control.members[member]
-                text = difference(spec.described, theirs["spec"], here.cluster_name, there.cluster_name)
+                names = (here.name, there.name)
+                if here.cluster != there.cluster:
+                    names = (here.cluster_name, there.cluster_name)
+                text = difference(spec.described, theirs["spec"], *names)
                 if not theirs["spec"]["items"]:  # nobody waits there
                     world.fail("agreement", text)
                 return text
@@ -260,7 +263,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], here: str, th
             f"{k} = {ours[k]!r} in {here!r}, {theirs[k]!r} in {there!r}" for k in ours if ours[k] != theirs[k]
         )
     return (
-        f"sync: clusters {here!r} and {there!r} sync different things: {what}. Every cluster must run the same syncs, of "
+        f"sync: {here!r} and {there!r} sync different things: {what}. Every cluster must run the same syncs, of "
         "trees with the same paths, global shapes and dtypes (arrays without elements do not count)."
     )
 

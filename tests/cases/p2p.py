@@ -176,6 +176,30 @@ def tags_in_another_order(env: Env) -> Any:
 
 
 @case("p2p", vma=OFF)
+def programs_not_waited_for(env: Env) -> Any:
+    """Twelve programs in a row, every other one with much to do before it sends: each receive gets its own value."""
+    from jax_hetccl import recv, send
+
+    side, number = Side(env), 12
+
+    def sender(x: jax.Array, n: jax.Array) -> jax.Array:
+        late = lax.fori_loop(0, n[0], lambda _, a: jnp.sin(a @ a), jnp.zeros((48, 48)))
+        return send(x + late[0, 0] * 0, to=side.peers)[None]
+
+    values = [side.rows(True, 3) + np.float32(i) for i in range(number)]
+    if side.left:
+        run = side.smap(sender, (P(S), P()))
+        placed = [(side.put(v), side.put(np.asarray([200 * (i % 2)]), P())) for i, v in enumerate(values)]
+        jax.block_until_ready([run(*a) for a in placed])
+    else:
+        run = side.smap(lambda x: recv(x, source=side.peers))
+        placed = [side.put(v * 0) for v in values]
+        for got, sent in zip([run(x) for x in placed], values, strict=True):
+            side.arrived(got, sent)
+    return DONE
+
+
+@case("p2p", vma=OFF)
 def unused_is_not_dropped(env: Env) -> Any:
     """Sends and receives whose results nobody uses: in inner functions, branches, loops and remat."""
     from jax_hetccl import recv, send
