@@ -311,13 +311,13 @@ def bytes_on_the_wire() -> None:
         said = world.control.meet("test bytes", mine, 30)
         return sum(n for m, n in said.items() if world.control.members[m].cluster == C)
 
-    for spec in (SPECS["w"], P()):
+    for how, spec in (("sharded", SPECS["w"]), ("replicated", P())):
         for dtype, size in ((np.float32, 4), (jnp.bfloat16, 2)):
             full = 12 * 24 * size
             wanted = full if CLUSTERS == 2 else 2 * full * (CLUSTERS - 1) // CLUSTERS
-            name = f"bytes {spec} {size}"
+            name = f"bytes {how} {size}"
             found = sent({"w": place(host(C, dtype)["w"], spec)}, op="sum", name=name)
-            assert found == wanted, (spec, dtype, found, wanted)
+            assert found == wanted, (how, dtype, found, wanted)
     if CLUSTERS == 2:
         weighted = sent({"w": put(host(C))["w"]}, weight=2.0, name="bytes weighted")
         assert weighted == 12 * 24 * 4 + 4 * others, weighted  # the weight goes whole to every rank
