@@ -89,7 +89,7 @@ def all_gather(
     Args:
       x: array or pytree; the same shapes and dtypes on every rank.
       axis_name: mesh axis or tuple of axes, one of which spans.
-      axis_index_groups: must be None over a spanning axis.
+      axis_index_groups: as in :func:`psum`, of one size.
       axis: where the rank dimension goes.
       tiled: concatenate along ``axis`` instead of adding a dimension.
       **kwargs: passed on to ``jax.lax.all_gather`` (such as ``to``).
@@ -98,7 +98,7 @@ def all_gather(
       Arrays with a dimension of the axis' global size at ``axis``, or ``axis`` that many times as long.
 
     Raises:
-      UnsupportedError: no axis spans, or ``axis_index_groups`` is given. At run time as :func:`psum`.
+      UnsupportedError: no axis spans. ValueError: groups of several sizes. At run time as :func:`psum`.
 
     Example:
       >>> everyone = hetccl.all_gather(x, "data", tiled=True)
@@ -119,7 +119,7 @@ def psum_scatter(
       x: array or pytree; ``scatter_dimension`` has the axis' global size, or a multiple of it if ``tiled``.
       axis_name: mesh axis or tuple of axes, one of which spans.
       scatter_dimension: the dimension that is distributed.
-      axis_index_groups: must be None over a spanning axis.
+      axis_index_groups: as in :func:`psum`, of one size.
       tiled: keep the dimension, divided by the axis' size.
 
     Returns:
@@ -155,7 +155,7 @@ def all_to_all(
       axis_name: mesh axis or tuple of axes, one of which spans.
       split_axis: the dimension that is distributed.
       concat_axis: where the received chunks are put together.
-      axis_index_groups: must be None over a spanning axis.
+      axis_index_groups: as in :func:`psum`, of one size.
       tiled: as in lax.
 
     Returns:

@@ -53,13 +53,13 @@ class SpanningHooks:
         platforms = tuple(c.platform for c in self.world.clusters)
         return RULES[op](Site(self.registry, view, op, lowering, axes, platforms), x, params)
 
-    def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
+    def refuse(self, op: str, axes: Sequence[object]) -> None:
         names = ", ".join(str(a) for a in axes)
         spanning = ", ".join(repr(a) for a in axes if self.spans(a))
         known = ", ".join(sorted(RULES))
         raise UnsupportedError(
-            f"lax.{op} {why}over ({names}): the axis {spanning} spans clusters, and this version supports {known}, pmean, "
-            "axis_index and axis_size there (groups in psum, pmax and pmin only). Use one of these, or a mesh axis that "
+            f"lax.{op} over ({names}): the axis {spanning} spans clusters, and this version supports {known}, pmean, "
+            "axis_index and axis_size there. Use one of these, or a mesh axis that "
             "stays inside the cluster."
         )
 

@@ -41,8 +41,6 @@ def decomposed(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: A
     if any(isinstance(a, int) for a in axes):
         ctx, x, axes = _reduced_by_position(stock, ctx, x, axes)
         params = {**params, "axes": axes}
-    if params.get("axis_index_groups") is not None and op not in ("psum", "pmax", "pmin"):
-        hooks.refuse(op, axes, "with axis_index_groups ")
     lowering = Lowering(ctx, primitive, stock)
     if not lowering.fully_manual:
         return [lowering.in_manual_region(x, params)]
@@ -66,7 +64,7 @@ def refuse(hooks: Hooks, op: str, stock: Any, ctx: Any, *args: Any, **params: An
     """The rule of every other collective."""
     axes = as_tuple(params.get("axis_name", params.get("axes", ())))
     if any(hooks.spans(a) for a in axes) and isinstance(ctx.module_context.axis_context, SPMDAxisContext):
-        hooks.refuse(op, axes, "")
+        hooks.refuse(op, axes)
     return stock(ctx, *args, **params)
 
 

@@ -36,7 +36,7 @@ class Hooks(Protocol):
         """Lowers a collective over ``axes``, one of which spans, in a fully manual region."""
         ...
 
-    def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
+    def refuse(self, op: str, axes: Sequence[object]) -> None:
         """Raises the error for a collective that cannot span yet."""
         ...
 

@@ -16,6 +16,7 @@ MODULES = (
     "drawn",
     "surface",
     "collectives",
+    "groups",
     "alone",
     "p2p",
     "wire",

@@ -25,27 +25,21 @@ _SUPPORTED = (
     "axis_size",
 )
 _OPS = ("ragged_all_to_all",)  # pbroadcast has no CPU lowering in JAX itself
-_GROUPED = ("all_gather", "psum_scatter", "all_to_all")
 
 
 def _call(op: str, env: Env, x: jax.Array) -> Any:
     n = env.size
     sized = jnp.zeros((n, 2)) + x[0, 0]
-    groups = [list(range(n))]
     counts = jnp.ones(n, jnp.int32)
     calls = {
         "ragged_all_to_all": lambda: lax.ragged_all_to_all(
             sized, sized, jnp.arange(n), counts, jnp.arange(n), counts, axis_name=D
         ),
-        "all_gather groups": lambda: lax.all_gather(x, D, axis_index_groups=groups),
-        "psum_scatter groups": lambda: lax.psum_scatter(sized, D, tiled=True, axis_index_groups=groups),
-        "all_to_all groups": lambda: lax.all_to_all(sized, D, 0, 0, tiled=True, axis_index_groups=groups),
     }
     return calls[op]()
 
 
 _TABLE: dict[str, dict[str, Any]] = {op: {"op": op, "says": (op, D, *_SUPPORTED)} for op in _OPS}
-_TABLE |= {f"{op} groups": {"op": f"{op} groups", "says": (op, "axis_index_groups", D)} for op in _GROUPED}
 
 
 @case("refuse", vma=OFF, refused="UnsupportedError", table=_TABLE)
@@ -58,14 +52,14 @@ def jitted(env: Env) -> Any:
     "refuse",
     vma=OFF,
     refused="UnsupportedError",
-    table={k: _TABLE[k] for k in ("ragged_all_to_all", "all_gather groups")},
+    table=_TABLE,
 )
 def eager(env: Env) -> Any:
     """Eagerly."""
     return env.smap(lambda x: _call(env.params["op"], env, x), P(D), P(D))(env.rows())
 
 
-@case("refuse", refused="UnsupportedError", table={k: _TABLE[k] for k in ("ragged_all_to_all", "all_to_all groups")})
+@case("refuse", refused="UnsupportedError", table=_TABLE)
 def in_control_flow(env: Env) -> Any:
     """In a scan in a nested jit."""
     h = jax.jit(lambda x: _call(env.params["op"], env, x))
@@ -104,7 +98,7 @@ def hetccl_function_over_another_axis(env: Env) -> Any:
 @case("refuse", vma=OFF, exact=True)
 def usable_after_refusals(env: Env) -> Any:
     """The world still works after an error at trace time."""
-    for op in () if env.oracle else ("ragged_all_to_all", "all_gather groups"):
+    for op in () if env.oracle else ("ragged_all_to_all",):
         try:
             jax.jit(env.smap(lambda x, op=op: _call(op, env, x), P(D), P(D)))(env.rows())
         except NotImplementedError:  # UnsupportedError is one
