@@ -207,6 +207,32 @@ def pswapaxes(x: Any, axis_name: Hashable, axis: int, *, axis_index_groups: Any 
     return jax.lax.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups)
 
 
+def pbroadcast(x: Any, axis_name: AxisName, source: int | jax.Array) -> Any:
+    """One rank's value on every rank: ``jax.lax.pbroadcast`` over the ranks of all clusters, on every platform.
+
+    Algorithm: the source's cluster scatters it among its ranks, the pieces go to each other cluster once, and an
+    all-gather inside makes them whole.
+
+    Args:
+      x: array or pytree; the same shapes and dtypes on every rank, with ``check_vma=True`` varying along the axis.
+      axis_name: mesh axis or tuple of axes, one of which spans.
+      source: the global index of the rank that has the value; with jax 0.12 also an int32 scalar that the program
+        computes, the same on all ranks, which costs what :func:`psum` costs.
+
+    Returns:
+      What the source had.
+
+    Raises:
+      UnsupportedError: no axis spans. IndexError: there is no such rank.
+
+    Example:
+      >>> best = hetccl.pbroadcast(params, "data", 3)
+    """
+    _require_spanning("pbroadcast", axis_name)
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    return jax.lax.pbroadcast(x, names, source)
+
+
 def local() -> contextlib.AbstractContextManager[Any]:
     """Restricts lax to the own cluster: collectives traced inside the block mean this cluster's part of the axis.
 

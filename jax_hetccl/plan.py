@@ -265,6 +265,32 @@ def permuted(groups: Groups, me: int, nbytes: int, pairs: Iterable[tuple[tuple[i
     return plan
 
 
+def broadcast(groups: Groups, me: int, source: int, nbytes: int, piece: Callable[[int], int]) -> Plan:
+    """pbroadcast: one cluster's payload, cut into a piece for each of its ranks, to every other cluster, cut likewise.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      source: the cluster that has the payload.
+      nbytes: size of the payload.
+      piece: ``piece(cluster)``, the bytes of each rank's piece there; the last pieces may be shorter.
+
+    Returns:
+      A plan for each rank of ``groups[me]``; the only buffer, of those that send as of those that receive, is the
+      rank's piece.
+    """
+    sends: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    recvs: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    for c in others(groups, source):
+        for i, j, at, n in _overlaps(len(groups[source]), piece(source), len(groups[c]), piece(c)):
+            n = min(n, nbytes - at)
+            if n > 0 and me == source:
+                sends[groups[me][i]].append(Range(groups[c][j], 0, at - i * piece(source), n))
+            if n > 0 and me == c:
+                recvs[groups[me][j]].append(Range(groups[source][i], 0, at - j * piece(c), n))
+    return {rank: RankPlan(tuple(sends[rank]), tuple(recvs[rank])) for rank in groups[me]}
+
+
 def union(plans: Iterable[Plan]) -> dict[int, RankPlan]:
     """The plans of several lanes as one; a rank belongs to one lane."""
     result: dict[int, RankPlan] = {}

@@ -216,6 +216,22 @@ def test_compile_error_of_one_cluster_reaches_the_other(start: Any) -> None:
         assert reply.label.startswith("right") or all("right" in t for t in texts), texts
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_mesh_whose_devices_are_in_another_order(start: Any, transport: str) -> None:
+    """One cluster turns its mesh around, which the others cannot see: it gets the error while it lowers its program,
+    and they hear of it long before the arrival timeout, in the program that they are running already."""
+    world = start(TWO, transport, arrival_timeout=60.0)
+    name = "failing.one[psum f32[4]]"
+    assert not any(r.error for r in world.run(_run(name)))
+    turned = MeshSpec(order="reversed")
+    world.ask([_run(name, turned if c == 0 else None) for c, _ in world.workers], each_device=True)
+    for reply in world.answers(NOTICE_S + 5):
+        texts = messages(reply).values()
+        assert texts and all("left" in t and "order" in t for t in texts), f"{reply.label}: {reply.raw}"
+        types = (reply.error or reply.health or {"bases": []})["bases"]
+        assert any(b.endswith(".AgreementError") for b in types), f"{reply.label}: {reply.raw}"
+
+
 def test_meshes_that_disagree(start: Any) -> None:
     """Another size of the other axis: an error on both sides that names both clusters."""
     world = start("4/4", "shm")

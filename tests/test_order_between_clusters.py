@@ -31,6 +31,11 @@ OPS = (
     "gather",
     "scatter",
     "all_to_all",
+    "group_gather",
+    "group_scatter",
+    "group_all_to_all",
+    "broadcast_left",
+    "broadcast_right",
     "sin",
     "matmul",
     "add",
@@ -81,6 +86,7 @@ def body(steps: Sequence[tuple[str, int, int]]) -> Any:
     from jax import lax
 
     n = sum(SIZES)
+    turned = [[*range(1, n), 0]]
     ring, inside = [(i, (i + 1) % n) for i in range(n)], [(0, 1), (1, 0)]
     ops = {
         "psum": lambda a, b: lax.psum(a, "data"),
@@ -92,6 +98,15 @@ def body(steps: Sequence[tuple[str, int, int]]) -> Any:
         "gather": lambda a, b: lax.all_gather(a, "data")[1],
         "scatter": lambda a, b: lax.psum_scatter(jnp.tile(a, (n, 1)), "data", tiled=True),
         "all_to_all": lambda a, b: lax.all_to_all(jnp.tile(a, (n, 1)), "data", 0, 0, tiled=True)[:1],
+        "group_gather": lambda a, b: lax.all_gather(a, "data", axis_index_groups=turned)[1],
+        "group_scatter": lambda a, b: lax.psum_scatter(
+            jnp.tile(a, (n, 1)), "data", tiled=True, axis_index_groups=turned
+        ),
+        "group_all_to_all": lambda a, b: lax.all_to_all(
+            jnp.tile(a, (n, 1)), "data", 0, 0, tiled=True, axis_index_groups=turned
+        )[:1],
+        "broadcast_left": lambda a, b: lax.pbroadcast(a, ("data",), 1),
+        "broadcast_right": lambda a, b: lax.pbroadcast(a, ("data",), 2),
         "sin": lambda a, b: jnp.sin(a),
         "matmul": lambda a, b: a @ jnp.ones((3, 3)),
         "add": lambda a, b: a + b,

@@ -116,6 +116,24 @@ def test_owned_computes_each_element_once_and_copies_it(sizes, elements, itemsiz
             assert all((i // part) % cut.clusters == o for i in got), "copied from a cluster that does not own it"
 
 
+@given(SIZES, st.integers(0, 3), st.integers(1, 40), st.sampled_from([1, 2, 4]))
+def test_broadcast_brings_each_byte_once_to_each_other_cluster(sizes, source, elements, itemsize):
+    groups, source = groups_of(sizes), source % len(sizes)
+    pieces, nbytes = [-(-elements // n) * itemsize for n in sizes], elements * itemsize
+    whole = [*range(nbytes), *[None] * (pieces[source] * sizes[source] - nbytes)]
+    buffers = {r: [whole[j * pieces[source] :][: pieces[source]]] for j, r in enumerate(groups[source])}
+    received, plans = run(
+        groups,
+        lambda c: plan.broadcast(groups, c, source, nbytes, lambda k: pieces[k]),
+        buffers,
+        lambda r: [pieces[cluster_of(groups, r)]] * (r not in groups[source]),
+    )
+    assert plan.bytes_sent(plans) == nbytes * (len(sizes) - 1)
+    for c, group in enumerate(groups):
+        if c != source:
+            assert [b for rank in group for b in received[rank][0]][:nbytes] == list(range(nbytes))
+
+
 @given(SIZES, st.lists(st.integers(1, 7), min_size=1, max_size=4))
 def test_a_bucket_is_its_exchanges_one_after_the_other(sizes, lengths):
     groups = groups_of(sizes)

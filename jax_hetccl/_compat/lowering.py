@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,17 @@ from jax_hetccl._compat.base import AnyMesh, as_tuple
 from jax_hetccl._compat.emit import constant
 from jax_hetccl._compat.patches import stock_rule
 
+# Primitives that only say more about types, and those without.
+_PLAIN = {
+    "psum_invariant_p": "psum_p",
+    "unreduced_psum_p": "psum_p",
+    "unreduced_pmax_p": "pmax_p",
+    "unreduced_pmin_p": "pmin_p",
+    "all_gather_invariant_p": "all_gather_p",
+    "all_gather_reduced_p": "all_gather_p",
+    "unreduced_reduce_scatter_p": "reduce_scatter_p",
+}
+
 # Groups of numbers within the cluster, for a stock collective.
 Groups = Sequence[Sequence[int]] | None
 
@@ -27,8 +38,8 @@ Groups = Sequence[Sequence[int]] | None
 class Lowering:
     """One equation that is being lowered inside a shard_map: what it works on, and how to emit operations for it."""
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, primitive: core.Primitive, stock: Callable[..., Any]):
-        self._ctx, self._primitive, self._stock = ctx, primitive, stock
+    def __init__(self, ctx: mlir.LoweringRuleContext, primitive: core.Primitive):
+        self._ctx, self._primitive = ctx, primitive
         axis_context = ctx.module_context.axis_context
         assert isinstance(axis_context, SPMDAxisContext)
         self.mesh: AnyMesh = axis_context.mesh
@@ -48,17 +59,12 @@ class Lowering:
         """The IR type of an array."""
         return mlir.aval_to_ir_type(self._ctx.module_context, core.ShapedArray(tuple(shape), np.dtype(dtype)))
 
-    def local_reduce(self, x: ir.Value, dtype: Any, axes: tuple[str, ...], groups: Groups = None) -> ir.Value:
-        """The stock reduction within the cluster; ``x`` has the equation's shape and the given dtype."""
-        ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
-        kw = {} if self._primitive is parallel.psum_invariant_p else {"axis_index_groups": groups}
-        return self._one(self._stock(ctx, x, axes=axes, **kw))
-
-    def local_sum(self, x: ir.Value, dtype: Any, axes: tuple[str, ...], groups: Groups = None) -> ir.Value:
-        """The stock ``psum`` within the cluster, for other collectives than reductions."""
+    def local_reduce(self, op: str, x: ir.Value, dtype: Any, axes: tuple[str, ...], groups: Groups = None) -> ir.Value:
+        """Stock "psum", "pmax" or "pmin" within the cluster."""
         aval = self._aval(ir.RankedTensorType(x.type).shape, dtype)
+        primitive = {"psum": parallel.psum_p, "pmax": parallel.pmax_p, "pmin": parallel.pmin_p}[op]
         ctx = self._with(aval, aval)
-        return self._one(stock_rule(parallel.psum_p)(ctx, x, axes=axes, axis_index_groups=groups))
+        return self._one(stock_rule(primitive)(ctx, x, axes=axes, axis_index_groups=groups))
 
     def local_reduce_scatter(
         self, op: str, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int, groups: Groups = None
@@ -137,13 +143,11 @@ class Lowering:
         and result keep their own sharding over the further axes where their types know it (explicit axes).
         """
         aval, out = self._in, self._out
-        variant = {
-            parallel.psum_invariant_p: parallel.psum_p,
-            parallel.all_gather_invariant_p: parallel.all_gather_p,
-        }.get(self._primitive)
-        if variant is not None:  # inside, with check_vma off, there is no invariance to keep
+        # Inside, with check_vma off, types do not say along which axes values vary, and the plain primitive does.
+        plain = getattr(parallel, _PLAIN.get(f"{self._primitive.name}_p", ""), self._primitive)
+        if plain is not self._primitive:
             params = {**params, "axis_index_groups": None}
-        body = functools.partial((variant or self._primitive).bind, **params)
+        body = functools.partial(plain.bind, **params)
         specs = _own_spec(aval, self.manual_axes), _own_spec(out, self.manual_axes)
 
         def nested(y: Any) -> Any:

@@ -79,7 +79,7 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
 
 def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     if site.size > 1:
-        x = site.lowering.local_reduce(x, dtype, site.axes)
+        x = site.lowering.local_reduce(site.op, x, dtype, site.axes)
     shape, wire = site.lowering.shape, _partial_dtype(site, dtype)
     nbytes = site.elements * wire.itemsize
     way = lambda lane: plan.whole(lane, site.me, nbytes)  # noqa: E731
@@ -117,7 +117,7 @@ _WAYS = {"whole": _whole, "pieces": _pieces, "owned": _owned}
 def _grouped(site: Site, x: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir.Value:
     """A reduction within groups of global indices, which may stay in a cluster, cross, and differ in size."""
     if any(len(part) > 1 for part in grouping.here):
-        x = site.lowering.local_reduce(x, dtype, site.axes, grouping.here)
+        x = site.lowering.local_reduce(site.op, x, dtype, site.axes, grouping.here)
     if not grouping.crosses:
         return site.rounded(x, site.lowering.dtype)
     shape, wire = site.lowering.shape, unpacked(dtype)

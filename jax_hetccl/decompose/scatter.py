@@ -24,7 +24,7 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     out = site.lowering.out_shape
     if 0 in site.lowering.shape:
         return site.zeros(out, site.lowering.dtype)
-    dtype, groups = accumulator(site.lowering.dtype), params["axis_index_groups"]
+    dtype, groups = accumulator(site.lowering.dtype), params.get("axis_index_groups")
     grouping = None if groups is None else Grouping.of(site, groups)
     ranks = site.order.total if grouping is None else grouping.size
     rows = _chunks(site, site.convert(x, dtype), params["scatter_dimension"], ranks)
@@ -78,7 +78,7 @@ def _grouped_total(site: Site, rows: ir.Value, dtype: np.dtype, grouping: Groupi
             return flat
         return site.lowering.local_reduce_scatter("psum", flat, ranks * m, dtype, site.axes, ranks, grouping.here)
     if any(len(part) > 1 for part in grouping.here):
-        rows = site.lowering.local_sum(rows, dtype, site.axes, grouping.here)
+        rows = site.lowering.local_reduce("psum", rows, dtype, site.axes, grouping.here)
     wire = site.lowering.dtype if grouping.alone and not is_packed(site.lowering.dtype) else dtype
     rows, (received,) = site.exchange(
         "group chunks",

@@ -17,6 +17,7 @@ MODULES = (
     "surface",
     "collectives",
     "groups",
+    "broadcasts",
     "alone",
     "p2p",
     "wire",

@@ -104,6 +104,15 @@ def _each(n: int) -> list[list[int]]:
     return [[r] for r in range(n)]
 
 
+def _broadcast(source: int) -> Callable[..., int]:
+    """The source's cluster sends the operand to each other cluster once."""
+
+    def sent(env: Env, c: int, n: int, width: int) -> int:
+        return (len(env.sizes) - 1) * n * width if c == _cluster_of(env.sizes, source % env.size) else 0
+
+    return sent
+
+
 def _in_groups(groups: Callable[[int], list[list[int]]], pairs: Callable[[list[int], int], int]) -> Callable[..., int]:
     """``pairs`` counts the messages that one cluster sends, given the clusters of a group's members."""
 
@@ -175,6 +184,8 @@ _TABLE = {
     "ppermute ring": _row(SMALL, lambda e, x: lax.ppermute(x, D, _ring(e.size)), _permute(_ring)),
     "ppermute some": _row(LARGE, lambda e, x: lax.ppermute(x, D, _some(e.size)), _permute(_some), "int8"),
     "ppermute inside": _row(SMALL, lambda e, x: lax.ppermute(x, D, _inside(e.size)), _permute(_inside)),
+    "pbroadcast first": _row(301, lambda e, x: lax.pbroadcast(x, (D,), 0), _broadcast(0)),
+    "pbroadcast last": _row(LARGE, lambda e, x: lax.pbroadcast(x, (D,), e.size - 1), _broadcast(-1), "bfloat16"),
     "axis_index": _row(4, lambda e, x: x + lax.axis_index(D), _nothing),
 }  # fmt: skip
 
