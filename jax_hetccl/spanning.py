@@ -22,6 +22,7 @@ from jax_hetccl.decompose.common import Site
 from jax_hetccl.exchange import START, Registry
 from jax_hetccl.ordering import module as ordering
 from jax_hetccl.syncing.agree import OPERATION, Syncs
+from jax_hetccl.unready import Unready
 
 
 class SpanningHooks:
@@ -32,9 +33,15 @@ class SpanningHooks:
         self.agreement = Agreement(world)
         self.registry = Registry()
         self.syncs = Syncs(world)
+        engine = world.engine
+        self.unready = Unready(world.control, engine.pending if engine else list, world.fail)
+        world.watch(self.unready.look)
+        self._lowering = _Lowering()
 
     def spans(self, axis: object) -> bool:
-        return self.agreement.spans(axis) and not _compat.in_local()
+        spans = self.agreement.spans(axis) and not _compat.in_local()
+        self._lowering.spanning |= spans
+        return spans
 
     def could_span(self, axis: object) -> bool:
         return self.agreement.spans(axis)
@@ -49,6 +56,7 @@ class SpanningHooks:
     def lower(
         self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...], params: dict[str, Any]
     ) -> ir.Value:
+        self.unready.goes_on()
         view = self.agreement.view(lowering.mesh)
         platforms = tuple(c.platform for c in self.world.clusters)
         return RULES[op](Site(self.registry, view, op, lowering, axes, platforms), x, params)
@@ -86,6 +94,9 @@ class SpanningHooks:
         view = self.agreement.view(mesh)
         return 1.0 if check_vma else view.sizes[view.cluster] / view.size
 
+    def lowering_begins(self) -> None:
+        self._lowering.spanning = False
+
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)
 
@@ -94,6 +105,8 @@ class SpanningHooks:
 
     def lowering_failed(self, error: Exception) -> None:
         """Tells the others of an error that only this cluster has; one that lies in the program they have too."""
+        if self._lowering.spanning:
+            self.unready.failed(error)
         if isinstance(error, (AgreementError, RendezvousError)):
             self.world.fail("agreement", f"cluster {self.world.clusters[self.world.cluster].name!r}: {error}")
 
@@ -109,6 +122,12 @@ class SpanningHooks:
             )
         if cause := self.syncs.take_error():
             raise cause from error
+
+
+class _Lowering(threading.local):
+    """The program that this thread lowers: whether it has been seen to use a spanning axis."""
+
+    spanning = False
 
 
 class _ShardedCotangents(threading.local):

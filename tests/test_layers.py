@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"_errors", "_secret", "_compat", "_native", "plan"},
     {"_config", "exchange", "group_plan"},
     {"rendezvous"},
-    {"island", "connect", "failure"},
+    {"island", "connect", "failure", "unready"},
     {"_world"},
     {"agreement"},
     {"decompose", "ordering"},

@@ -114,7 +114,7 @@ def bounded_shard_map(hooks: Hooks, stock: Any, ctx: Any, *args: Any, **params: 
     """
     mesh = params["mesh"]
     inline = all(mesh.shape[a] == 1 for a in params["newly_manual_axes"])
-    if not inline or not any(hooks.spans(a) for a in mesh.axis_names):
+    if not any(hooks.spans(a) for a in mesh.axis_names) or not inline:
         return stock(ctx, *args, **params)
     custom_call(REGION_BEGIN, [], [], {}, side_effect=True)
     results = list(stock(ctx, *args, **params))

@@ -44,6 +44,10 @@ class Hooks(Protocol):
         """The factor for a cotangent that enters a shard_map from outside, or an error if it has no meaning."""
         ...
 
+    def lowering_begins(self) -> None:
+        """Is told that a whole program is going to be lowered."""
+        ...
+
     def finish_module(self, module: ir.Module) -> None:
         """Orders the exchanges of a whole lowered program, in place."""
         ...

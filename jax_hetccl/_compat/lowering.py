@@ -96,8 +96,6 @@ class Lowering:
         self, x: ir.Value, dtype: Any, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]
     ) -> ir.Value:
         """Stock ``ppermute`` within the cluster."""
-        if not pairs:
-            return constant(np.zeros(self.shape, dtype))
         ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
         return self._one(stock_rule(parallel.ppermute_p)(ctx, x, axis_name=axes, perm=tuple(pairs)))
 

@@ -48,7 +48,7 @@ def wrap_lowering(
     """
     if everywhere and primitive not in mlir._lowerings:
         mlir.register_lowering(primitive, functools.partial(_missing, primitive))
-        _undo.append(functools.partial(mlir._lowerings.pop, primitive))
+        _undo.append(functools.partial(mlir._lowerings.__delitem__, primitive))
     tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
     platforms: list[str | None] = [None, *mlir._platform_specific_lowerings]
     for table, platform in zip(tables, platforms, strict=True):

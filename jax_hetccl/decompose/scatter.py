@@ -88,7 +88,7 @@ def _grouped_total(site: Site, rows: ir.Value, dtype: np.dtype, grouping: Groupi
         wire,
         detail=grouping.groups,
     )
-    values = [hlo.slice(received, [b, 0], [b + 1, m], [1, 1]) for b in range(len(site.others))]
+    values: list[ir.Value] = [hlo.slice(received, [b, 0], [b + 1, m], [1, 1]) for b in range(len(site.others))]
     mine = [[grouping.group_of(member).index((site.me, member))] for member in range(site.size)]
     values.insert(site.me, grouping.rows(rows, mine))
     return grouping.combined([site.convert(v, dtype) for v in values], hlo.add)
