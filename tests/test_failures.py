@@ -255,7 +255,8 @@ def test_a_mesh_whose_devices_are_in_another_order(start: Any, transport: str) -
     for reply in world.answers(NOTICE_S + 5):
         texts = messages(reply).values()
         assert texts and all("left" in t and "order" in t for t in texts), f"{reply.label}: {reply.raw}"
-        assert reply.health and any(b.endswith(".AgreementError") for b in reply.health["bases"]), reply.raw
+        bases = [b for error in (reply.error, reply.health) if error for b in error["bases"]]
+        assert any(b.endswith(".AgreementError") for b in bases), f"{reply.label}: {reply.raw}"
 
 
 def test_meshes_that_disagree(start: Any) -> None:

@@ -104,13 +104,13 @@ def move_in_larger_clusters(env: Env) -> Any:
     return _moved(env, _equal(env.size, env.params["how"]))
 
 
-@case("core", "mesh", vma=OFF, exact=True, table={d: {"dtype": d} for d in ("bfloat16", "int8", "int4", "complex64")})
+@case("mesh", vma=OFF, exact=True, table={d: {"dtype": d} for d in ("bfloat16", "int8", "int4", "complex64")})
 def dtype(env: Env) -> Any:
     """Other dtypes: sums of narrow floats in float32, packed integers a byte each."""
     return _moved(env, _equal(env.size, "mixed" if env.size % 2 == 0 else "turned"), env.params["dtype"])
 
 
-@case("core", "mesh", vma=OFF, exact=True)
+@case("mesh", vma=OFF, exact=True)
 def zero_size(env: Env) -> Any:
     """Empty operands: the results' shapes."""
     groups = _equal(env.size, "mixed")
