@@ -136,6 +136,10 @@ class World:
         """Reports a failure to the whole world, for example one noticed while tracing."""
         self._monitor.report(kind, message)
 
+    def watch(self, look: Callable[[], None]) -> None:
+        """Has ``look`` called a few times a second while the world is well; it calls :meth:`fail` if it is not."""
+        self._monitor.watch(look)
+
     def check(self) -> None:
         """Raises the world's first error, if it has failed; also if it is shut down."""
         if self.failure:

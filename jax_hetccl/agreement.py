@@ -139,12 +139,14 @@ class Agreement:
                 mine.set_exception(error)
         view = agreed.result()
         ranks = [self._world.rank_of_device(d) for d in devices.flat]
-        if ranks != [int(r) for r in view.ranks[view.cluster].flat]:
-            raise AgreementError(
-                f"cluster {self._name(view.cluster)}: this mesh {dict(mesh.shape)} has its devices in the order of ranks {ranks}, but the clusters agreed "
-                f"on {view.ranks[view.cluster].flatten().tolist()} for a mesh of these axes: the other clusters cannot "
+        if ranks != (agreed_ranks := view.ranks[view.cluster].flatten().tolist()):
+            text = (
+                f"cluster {self._name(view.cluster)}: this mesh {dict(mesh.shape)} has its devices in the order of ranks "
+                f"{ranks}, but the clusters agreed on {agreed_ranks} for a mesh of these axes: the other clusters cannot "
                 "see the change. Use one order of devices for all meshes of these axes, or other axis names."
             )
+            self._world.fail("agreement", text)  # they may be running the program already
+            raise AgreementError(text)
         return view
 
     def devices(self, mesh: AnyMesh) -> np.ndarray:

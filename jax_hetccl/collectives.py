@@ -89,7 +89,7 @@ def all_gather(
     Args:
       x: array or pytree; the same shapes and dtypes on every rank.
       axis_name: mesh axis or tuple of axes, one of which spans.
-      axis_index_groups: must be None over a spanning axis.
+      axis_index_groups: as in :func:`psum`, of one size.
       axis: where the rank dimension goes.
       tiled: concatenate along ``axis`` instead of adding a dimension.
       **kwargs: passed on to ``jax.lax.all_gather`` (such as ``to``).
@@ -98,7 +98,7 @@ def all_gather(
       Arrays with a dimension of the axis' global size at ``axis``, or ``axis`` that many times as long.
 
     Raises:
-      UnsupportedError: no axis spans, or ``axis_index_groups`` is given. At run time as :func:`psum`.
+      UnsupportedError: no axis spans. ValueError: groups of several sizes. At run time as :func:`psum`.
 
     Example:
       >>> everyone = hetccl.all_gather(x, "data", tiled=True)
@@ -119,7 +119,7 @@ def psum_scatter(
       x: array or pytree; ``scatter_dimension`` has the axis' global size, or a multiple of it if ``tiled``.
       axis_name: mesh axis or tuple of axes, one of which spans.
       scatter_dimension: the dimension that is distributed.
-      axis_index_groups: must be None over a spanning axis.
+      axis_index_groups: as in :func:`psum`, of one size.
       tiled: keep the dimension, divided by the axis' size.
 
     Returns:
@@ -155,7 +155,7 @@ def all_to_all(
       axis_name: mesh axis or tuple of axes, one of which spans.
       split_axis: the dimension that is distributed.
       concat_axis: where the received chunks are put together.
-      axis_index_groups: must be None over a spanning axis.
+      axis_index_groups: as in :func:`psum`, of one size.
       tiled: as in lax.
 
     Returns:
@@ -205,6 +205,32 @@ def pswapaxes(x: Any, axis_name: Hashable, axis: int, *, axis_index_groups: Any 
     """Swaps the rank dimension with ``axis``, as ``jax.lax.pswapaxes``; see :func:`all_to_all`."""
     _require_spanning("pswapaxes", axis_name)
     return jax.lax.pswapaxes(x, axis_name, axis, axis_index_groups=axis_index_groups)
+
+
+def pbroadcast(x: Any, axis_name: AxisName, source: int | jax.Array) -> Any:
+    """One rank's value on every rank: ``jax.lax.pbroadcast`` over the ranks of all clusters, on every platform.
+
+    Algorithm: the source's cluster scatters it among its ranks, the pieces go to each other cluster once, and an
+    all-gather inside makes them whole.
+
+    Args:
+      x: array or pytree; the same shapes and dtypes on every rank, with ``check_vma=True`` varying along the axis.
+      axis_name: mesh axis or tuple of axes, one of which spans.
+      source: the global index of the rank that has the value; with jax 0.12 also an int32 scalar that the program
+        computes, the same on all ranks, which costs what :func:`psum` costs.
+
+    Returns:
+      What the source had.
+
+    Raises:
+      UnsupportedError: no axis spans. IndexError: there is no such rank.
+
+    Example:
+      >>> best = hetccl.pbroadcast(params, "data", 3)
+    """
+    _require_spanning("pbroadcast", axis_name)
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    return jax.lax.pbroadcast(x, names, source)
 
 
 def local() -> contextlib.AbstractContextManager[Any]:

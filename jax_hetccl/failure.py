@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from jax_hetccl._errors import HetcclError, error_from
@@ -78,6 +79,7 @@ class FailureMonitor:
         self._decision: Candidate | None = None
         self._adopted: HetcclError | None = None
         self._stop = False
+        self._looks: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="hetccl-failure", daemon=True)
 
     def start(self) -> None:
@@ -86,6 +88,10 @@ class FailureMonitor:
         self._control.subscribe(_DECISION, self._on_decision)
         self._control.on_lost(self._on_lost)
         self._thread.start()
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Has ``look`` called a few times a second on the failure thread, until there is a failure; it reports its own."""
+        self._looks.append(look)
 
     def close(self) -> None:
         """Stops watching: what ends from now on ends because this world does."""
@@ -139,6 +145,8 @@ class FailureMonitor:
                 failure = self._wait_local()
                 if failure is not None:
                     self.report(failure.kind, failure.message)
+                for look in tuple(self._looks):
+                    look()
             if self._noticed():
                 self._adopt(self._agree())
         except Exception as error:

@@ -64,14 +64,12 @@ def whole(groups: Groups, me: int, nbytes: int) -> Plan:
       >>> whole([[0], [1]], me=0, nbytes=8)[0].sends
       (Range(peer=1, buffer=0, offset=0, nbytes=8),)
     """
-    others = _others(groups, me)
+    away = others(groups, me)
     mine = groups[me]
     plan = {}
     for j, rank in enumerate(mine):
-        sends = tuple(
-            Range(peer, 0, 0, nbytes) for c in others for i, peer in enumerate(groups[c]) if i % len(mine) == j
-        )
-        recvs = tuple(Range(groups[c][j % len(groups[c])], b, 0, nbytes) for b, c in enumerate(others))
+        sends = tuple(Range(peer, 0, 0, nbytes) for c in away for i, peer in enumerate(groups[c]) if i % len(mine) == j)
+        recvs = tuple(Range(groups[c][j % len(groups[c])], b, 0, nbytes) for b, c in enumerate(away))
         plan[rank] = RankPlan(sends, recvs)
     return plan
 
@@ -95,7 +93,7 @@ def pieces(groups: Groups, me: int, nbytes: int) -> Plan:
     plan = {}
     for j, rank in enumerate(groups[me]):
         sends, recvs = [], []
-        for b, c in enumerate(_others(groups, me)):
+        for b, c in enumerate(others(groups, me)):
             theirs = nbytes // len(groups[c])
             for i, peer in enumerate(groups[c]):
                 low, high = max(j * mine, i * theirs), min((j + 1) * mine, (i + 1) * theirs)
@@ -159,32 +157,6 @@ def owned_all_gather(groups: Groups, me: int, cut: Atoms, itemsize: int) -> Plan
     return _owned(groups, me, cut, itemsize, lambda atom, owner: atom)
 
 
-def grouped(groups: Groups, me: int, split: Sequence[Sequence[tuple[int, int]]], nbytes: int) -> Plan:
-    """:func:`whole` within groups of ranks that may lie in one cluster or in several.
-
-    Args:
-      groups: world ranks of the lane, a sequence for each cluster.
-      me: the cluster whose ranks are planned.
-      split: the lane's members as groups of ``(cluster, member)``.
-      nbytes: size of the buffer.
-
-    Returns:
-      A plan for each rank of ``groups[me]``. Buffer ``b`` of the receives belongs to the ``b``-th other cluster and
-      stays as it is where the rank's group has no member in that cluster.
-    """
-    plan: dict[int, RankPlan] = {rank: RankPlan() for rank in groups[me]}
-    for group in split:
-        members = [[groups[c][m] for k, m in group if k == c] for c in range(len(groups))]
-        present = [c for c in range(len(groups)) if members[c]]
-        if me not in present or len(present) == 1:
-            continue
-        buffers = [_others(groups, me).index(c) for c in present if c != me]
-        for rank, part in whole([members[c] for c in present], present.index(me), nbytes).items():
-            recvs = tuple(dataclasses.replace(r, buffer=buffers[r.buffer]) for r in part.recvs)
-            plan[rank] = RankPlan(part.sends, recvs)
-    return plan
-
-
 def _overlaps(n: int, size: int, m: int, other: int) -> Iterable[tuple[int, int, int, int]]:
     """Where intervals of ``n`` ranks, ``size`` each, meet intervals of ``m`` ranks, ``other`` each, over the same bytes.
 
@@ -214,7 +186,7 @@ def gathered(groups: Groups, me: int, shard: int, piece: Callable[[int, int], in
     """
     sends: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
     recvs: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
-    for b, c in enumerate(_others(groups, me)):
+    for b, c in enumerate(others(groups, me)):
         for i, j, at, n in _overlaps(len(groups[me]), shard, len(groups[c]), piece(me, c)):
             sends[groups[me][i]].append(Range(groups[c][j], 0, at - i * shard, n))
         for i, j, at, n in _overlaps(len(groups[c]), shard, len(groups[me]), piece(c, me)):
@@ -237,7 +209,7 @@ def scattered(groups: Groups, me: int, chunk: int, piece: Callable[[int, int], i
     """
     sends: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
     recvs: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
-    for b, c in enumerate(_others(groups, me)):
+    for b, c in enumerate(others(groups, me)):
         for i, j, at, n in _overlaps(len(groups[me]), piece(me, c), len(groups[c]), chunk):
             sends[groups[me][i]].append(Range(groups[c][j], 0, where[c] + at - i * piece(me, c), n))
         for i, j, at, n in _overlaps(len(groups[c]), piece(c, me), len(groups[me]), chunk):
@@ -261,7 +233,7 @@ def direct(groups: Groups, me: int, chunk: int, number: Callable[[int, int], int
     plan = {}
     for rank in groups[me]:
         sends, recvs = [], []
-        for b, c in enumerate(_others(groups, me)):
+        for b, c in enumerate(others(groups, me)):
             for i, peer in enumerate(groups[c]):
                 sends.append(Range(peer, 0, number(c, i) * chunk, chunk))
                 recvs.append(Range(peer, b, i * chunk, chunk))
@@ -291,6 +263,32 @@ def permuted(groups: Groups, me: int, nbytes: int, pairs: Iterable[tuple[tuple[i
         if k == me:
             plan[destination] = RankPlan(plan[destination].sends, (Range(source, 0, 0, nbytes),))
     return plan
+
+
+def broadcast(groups: Groups, me: int, source: int, nbytes: int, piece: Callable[[int], int]) -> Plan:
+    """pbroadcast: one cluster's payload, cut into a piece for each of its ranks, to every other cluster, cut likewise.
+
+    Args:
+      groups: world ranks of the lane, a sequence for each cluster.
+      me: the cluster whose ranks are planned.
+      source: the cluster that has the payload.
+      nbytes: size of the payload.
+      piece: ``piece(cluster)``, the bytes of each rank's piece there; the last pieces may be shorter.
+
+    Returns:
+      A plan for each rank of ``groups[me]``; the only buffer, of those that send as of those that receive, is the
+      rank's piece.
+    """
+    sends: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    recvs: dict[int, list[Range]] = {rank: [] for rank in groups[me]}
+    for c in others(groups, source):
+        for i, j, at, n in _overlaps(len(groups[source]), piece(source), len(groups[c]), piece(c)):
+            n = min(n, nbytes - at)
+            if n > 0 and me == source:
+                sends[groups[me][i]].append(Range(groups[c][j], 0, at - i * piece(source), n))
+            if n > 0 and me == c:
+                recvs[groups[me][j]].append(Range(groups[source][i], 0, at - j * piece(c), n))
+    return {rank: RankPlan(tuple(sends[rank]), tuple(recvs[rank])) for rank in groups[me]}
 
 
 def union(plans: Iterable[Plan]) -> dict[int, RankPlan]:
@@ -325,7 +323,8 @@ def bytes_sent(plan: Plan) -> int:
     return sum(r.nbytes for part in plan.values() for r in part.sends)
 
 
-def _others(groups: Groups, me: int) -> list[int]:
+def others(groups: Groups, me: int) -> list[int]:
+    """The other clusters, in order."""
     return [c for c in range(len(groups)) if c != me]
 
 
@@ -336,7 +335,7 @@ def _owned(groups: Groups, me: int, cut: Atoms, itemsize: int, place: Callable[[
     plan = {}
     for j, rank in enumerate(groups[me]):
         sends, recvs = [], []
-        for b, c in enumerate(_others(groups, me)):
+        for b, c in enumerate(others(groups, me)):
             for k, peer in _holders(groups, me, j, c, cut):
                 sends.append(Range(peer, 0, place(k, c) * part, part))
                 recvs.append(Range(peer, b, k * part, part))

@@ -24,6 +24,7 @@ from jax_hetccl.ordering import module as ordering
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.syncing.agree import Syncs
 from jax_hetccl.syncing.combine import Combiner
+from jax_hetccl.unready import Unready
 
 
 class SpanningHooks:
@@ -35,9 +36,15 @@ class SpanningHooks:
         self.registry = Registry()
         self.syncs = Syncs(world)
         self.combiner = Combiner(world, self.syncs)
+        engine = world.engine
+        self.unready = Unready(world.control, engine.pending if engine else list, world.fail)
+        world.watch(self.unready.look)
+        self._lowering = _Lowering()
 
     def spans(self, axis: object) -> bool:
-        return self.agreement.spans(axis) and not _compat.in_local()
+        spans = self.agreement.spans(axis) and not _compat.in_local()
+        self._lowering.spanning |= spans
+        return spans
 
     def could_span(self, axis: object) -> bool:
         return self.agreement.spans(axis)
@@ -52,17 +59,18 @@ class SpanningHooks:
     def lower(
         self, op: str, lowering: Lowering, x: ir.Value, axes: tuple[str, ...], params: dict[str, Any]
     ) -> ir.Value:
+        self.unready.goes_on()
         view = self.agreement.view(lowering.mesh)
         platforms = tuple(c.platform for c in self.world.clusters)
         return RULES[op](Site(self.registry, view, op, lowering, axes, platforms), x, params)
 
-    def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
+    def refuse(self, op: str, axes: Sequence[object]) -> None:
         names = ", ".join(str(a) for a in axes)
         spanning = ", ".join(repr(a) for a in axes if self.spans(a))
         known = ", ".join(sorted(RULES))
         raise UnsupportedError(
-            f"lax.{op} {why}over ({names}): the axis {spanning} spans clusters, and this version supports {known}, pmean, "
-            "axis_index and axis_size there (groups in psum, pmax and pmin only). Use one of these, or a mesh axis that "
+            f"lax.{op} over ({names}): the axis {spanning} spans clusters, and this version supports {known}, pmean, "
+            "axis_index and axis_size there. Use one of these, or a mesh axis that "
             "stays inside the cluster."
         )
 
@@ -89,6 +97,9 @@ class SpanningHooks:
         view = self.agreement.view(mesh)
         return 1.0 if check_vma else view.sizes[view.cluster] / view.size
 
+    def lowering_begins(self) -> None:
+        self._lowering.spanning = False
+
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)
 
@@ -97,6 +108,8 @@ class SpanningHooks:
 
     def lowering_failed(self, error: Exception) -> None:
         """Tells the others of an error that only this cluster has; one that lies in the program they have too."""
+        if self._lowering.spanning:
+            self.unready.failed(error)
         if isinstance(error, (AgreementError, RendezvousError)):
             self.world.fail("agreement", f"cluster {self.world.clusters[self.world.cluster].name!r}: {error}")
 
@@ -111,6 +124,12 @@ class SpanningHooks:
             )
         if cause := self.syncs.take_error():
             raise cause from error
+
+
+class _Lowering(threading.local):
+    """The program that this thread lowers: whether it has been seen to use a spanning axis."""
+
+    spanning = False
 
 
 class _ShardedCotangents(threading.local):

@@ -13,6 +13,7 @@ from harness.case import CASES, DATA_MODEL, MeshSpec
 from harness.ends import all_failed, messages, still_alive
 from harness.layout import Layout
 from harness.pool import Pool, Reply, Run, World
+from jax_hetccl.unready import GRACE_S
 
 # From the death of a peer to the last survivor's error: EOF at once, 0.3 s to agree, and a busy machine of two cores.
 NOTICE_S = 5.0
@@ -214,6 +215,48 @@ def test_compile_error_of_one_cluster_reaches_the_other(start: Any) -> None:
     for reply in replies:
         texts = messages(reply).values()
         assert reply.label.startswith("right") or all("right" in t for t in texts), texts
+
+
+def test_lowering_error_of_one_cluster_reaches_the_other(start: Any) -> None:
+    """Long before the arrival timeout."""
+    world = start(TWO, "shm", arrival_timeout=60.0)
+    world.ask([_run("failing.lowering_error[good]"), _run("failing.lowering_error[bad]")], each_device=True)
+    for reply in world.answers(GRACE_S + NOTICE_S + 5):
+        texts = messages(reply).values()
+        assert all("not found for platform" in t for t in texts), f"{reply.label}: {texts}"
+        assert reply.label.startswith("right") or all("right/0" in t for t in texts), texts
+
+
+def test_lowering_error_of_all_clusters_is_not_a_failure(start: Any) -> None:
+    """Each raises its own, and the world goes on; so it does where one cluster has taken another program instead."""
+    world = start(TWO, "shm", arrival_timeout=60.0)
+    bad, good = _run("failing.lowering_error[bad]"), _run("failing.lowering_error[good]")
+    for runs in ([bad] * 2, [bad, None]):
+        world.ask(runs, each_device=True)
+        for reply in world.answers(15):
+            assert all("not found for platform" in t for t in messages(reply).values())
+    world.ask([None, good], each_device=True)
+    time.sleep(2)
+    world.ask([good, None], each_device=True)
+    for reply in world.answers(20):
+        assert reply.error is None and reply.health is None and not any(reply.raw["devices"].values()), reply.raw
+    _leave_in_order(world)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_mesh_whose_devices_are_in_another_order(start: Any, transport: str) -> None:
+    """One cluster turns its mesh around, which the others cannot see: it gets the error while it lowers its program,
+    and they hear of it long before the arrival timeout, in the program that they are running already."""
+    world = start(TWO, transport, arrival_timeout=60.0)
+    name = "failing.one[psum f32[4]]"
+    assert not any(r.error for r in world.run(_run(name)))
+    turned = MeshSpec(order="reversed")
+    world.ask([_run(name, turned if c == 0 else None) for c, _ in world.workers], each_device=True)
+    for reply in world.answers(NOTICE_S + 5):
+        texts = messages(reply).values()
+        assert texts and all("left" in t and "order" in t for t in texts), f"{reply.label}: {reply.raw}"
+        bases = [b for error in (reply.error, reply.health) if error for b in error["bases"]]
+        assert any(b.endswith(".AgreementError") for b in bases), f"{reply.label}: {reply.raw}"
 
 
 def test_meshes_that_disagree(start: Any) -> None:

@@ -17,9 +17,9 @@ MODULES = {
 # Bottom to top. A module may import lower layers and its own group; groups of one layer do not know each other.
 LAYERS: list[set[str]] = [
     {"_errors", "_secret", "_compat", "_native", "plan"},
-    {"_config", "exchange"},
+    {"_config", "exchange", "group_plan"},
     {"rendezvous"},
-    {"island", "connect", "failure"},
+    {"island", "connect", "failure", "unready"},
     {"_world"},
     {"agreement"},
     {"decompose", "ordering"},
@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
-PURE = ("plan", "ordering.schedule", "syncing.shares")
+PURE = ("plan", "group_plan", "ordering.schedule", "syncing.shares")
 
 
 def _group(module: str) -> str:

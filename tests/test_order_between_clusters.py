@@ -27,10 +27,16 @@ OPS = (
     "psum_big",
     "ring",
     "inside",
+    "one_way",
     "groups",
     "gather",
     "scatter",
     "all_to_all",
+    "group_gather",
+    "group_scatter",
+    "group_all_to_all",
+    "broadcast_left",
+    "broadcast_right",
     "sin",
     "matmul",
     "add",
@@ -66,13 +72,19 @@ class TwinWorld:
         self.control = TwinControl(cluster)
         self.clusters = [types.SimpleNamespace(index=c, name=f"c{c}", platform="cpu") for c in range(len(SIZES))]
         self.config = types.SimpleNamespace(bucket_mb=0.001, arrival_timeout=1.0)
-        self.engine = types.SimpleNamespace(add_plan=lambda *a: None)
+        self.engine = types.SimpleNamespace(add_plan=lambda *a: None, pending=list)
 
     def rank_of_device(self, device: Any) -> int:
         return sum(SIZES[: self.cluster]) + device.id
 
     def ensure_channels(self, pairs: Any) -> None:
         list(pairs)
+
+    def watch(self, look: Any) -> None:
+        pass
+
+    def fail(self, kind: str, message: str) -> None:
+        raise AssertionError(message)
 
 
 def body(steps: Sequence[tuple[str, int, int]]) -> Any:
@@ -81,6 +93,7 @@ def body(steps: Sequence[tuple[str, int, int]]) -> Any:
     from jax import lax
 
     n = sum(SIZES)
+    turned = [[*range(1, n), 0]]
     ring, inside = [(i, (i + 1) % n) for i in range(n)], [(0, 1), (1, 0)]
     ops = {
         "psum": lambda a, b: lax.psum(a, "data"),
@@ -88,10 +101,20 @@ def body(steps: Sequence[tuple[str, int, int]]) -> Any:
         "psum_big": lambda a, b: a + lax.psum(jnp.tile(a, (9000, 1)), "data")[:1],
         "ring": lambda a, b: lax.ppermute(a, "data", ring),
         "inside": lambda a, b: lax.ppermute(a, "data", inside),
+        "one_way": lambda a, b: lax.ppermute(a, "data", [(0, n - 1)]),
         "groups": lambda a, b: lax.psum(a, "data", axis_index_groups=[[0, 2], [1]]),
         "gather": lambda a, b: lax.all_gather(a, "data")[1],
         "scatter": lambda a, b: lax.psum_scatter(jnp.tile(a, (n, 1)), "data", tiled=True),
         "all_to_all": lambda a, b: lax.all_to_all(jnp.tile(a, (n, 1)), "data", 0, 0, tiled=True)[:1],
+        "group_gather": lambda a, b: lax.all_gather(a, "data", axis_index_groups=turned)[1],
+        "group_scatter": lambda a, b: lax.psum_scatter(
+            jnp.tile(a, (n, 1)), "data", tiled=True, axis_index_groups=turned
+        ),
+        "group_all_to_all": lambda a, b: lax.all_to_all(
+            jnp.tile(a, (n, 1)), "data", 0, 0, tiled=True, axis_index_groups=turned
+        )[:1],
+        "broadcast_left": lambda a, b: lax.pbroadcast(a, ("data",), 1),
+        "broadcast_right": lambda a, b: lax.pbroadcast(a, ("data",), 2),
         "sin": lambda a, b: jnp.sin(a),
         "matmul": lambda a, b: a @ jnp.ones((3, 3)),
         "add": lambda a, b: a + b,
@@ -169,6 +192,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(OPS), st.integers(0, 5), st.integers(
 @hypothesis.given(STEPS)
 @hypothesis.example([("inside", 1, 0), ("sin", 1, 0), ("psum", 1, 0), ("psum", 1, 0)])
 @hypothesis.example([("sin", 0, 0), ("psum", 2, 0), ("add", 0, 2), ("ring", 2, 0), ("psum", 0, 0), ("psum", 2, 0)])
+@hypothesis.example(
+    [("psum", 0, 0), ("inside", 0, 0), ("psum", 0, 0)]
+)  # no pair of the permute is in the other cluster
 def test_every_cluster_orders_the_exchanges_alike(lowering, steps):
     left, right = lowering(steps)
     assert left == right

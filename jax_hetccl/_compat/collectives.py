@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir.dialects import hlo
@@ -19,13 +20,19 @@ from jax_hetccl._compat.lowering import Lowering
 DECOMPOSED = {
     "psum_p": "psum",
     "psum_invariant_p": "psum",
+    "unreduced_psum_p": "psum",
     "pmax_p": "pmax",
+    "unreduced_pmax_p": "pmax",
     "pmin_p": "pmin",
+    "unreduced_pmin_p": "pmin",
     "all_gather_p": "all_gather",
     "all_gather_invariant_p": "all_gather",
+    "all_gather_reduced_p": "all_gather",
     "reduce_scatter_p": "psum_scatter",
+    "unreduced_reduce_scatter_p": "psum_scatter",
     "all_to_all_p": "all_to_all",
     "ppermute_p": "ppermute",
+    "pbroadcast_p": "pbroadcast",
 }
 # Casts between types, without communication.
 NO_COMMUNICATION = {"preduced_p", "vary_unreduced_cast_p", "axis_index_p", "done_p"}
@@ -41,15 +48,28 @@ def decomposed(hooks: Hooks, primitive: Any, op: str, stock: Any, ctx: Any, x: A
     if any(isinstance(a, int) for a in axes):
         ctx, x, axes = _reduced_by_position(stock, ctx, x, axes)
         params = {**params, "axes": axes}
-    if params.get("axis_index_groups") is not None and op not in ("psum", "pmax", "pmin"):
-        hooks.refuse(op, axes, "with axis_index_groups ")
-    lowering = Lowering(ctx, primitive, stock)
+    lowering = Lowering(ctx, primitive)
     if not lowering.fully_manual:
         return [lowering.in_manual_region(x, params)]
     custom_call(LOWERED_BEGIN, [], [], {}, side_effect=True)
     result = hooks.lower(op, lowering, x, axes, params)
     custom_call(LOWERED_END, [], [], {}, side_effect=True)
     return [result]
+
+
+def broadcast_from_any(hooks: Hooks, stock: Any, ctx: Any, x: Any, source: Any, *, axis_name: Any) -> Any:
+    """The rule of pbroadcast from an index that the program computes: the sum of what the source has and zeros
+    elsewhere, as JAX lowers it where a backend has no such broadcast."""
+    axes = as_tuple(axis_name)
+    if not any(hooks.spans(a) for a in axes) or not isinstance(ctx.module_context.axis_context, SPMDAxisContext):
+        return stock(ctx, x, source, axis_name=axis_name)
+
+    def masked_sum(x: jax.Array, source: jax.Array) -> jax.Array:
+        wide = x.astype(np.uint8) if x.dtype == np.bool_ else x
+        mine = jax.lax.axis_index(axes) == source
+        return jax.lax.psum(jax.lax.select(mine, wide, jax.numpy.zeros_like(wide)), axes).astype(x.dtype)
+
+    return mlir.lower_fun(masked_sum, multiple_results=False)(ctx.replace(primitive=None), x, source)
 
 
 def _reduced_by_position(stock: Any, ctx: Any, x: Any, axes: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -66,7 +86,7 @@ def refuse(hooks: Hooks, op: str, stock: Any, ctx: Any, *args: Any, **params: An
     """The rule of every other collective."""
     axes = as_tuple(params.get("axis_name", params.get("axes", ())))
     if any(hooks.spans(a) for a in axes) and isinstance(ctx.module_context.axis_context, SPMDAxisContext):
-        hooks.refuse(op, axes, "")
+        hooks.refuse(op, axes)
     return stock(ctx, *args, **params)
 
 
@@ -94,7 +114,7 @@ def bounded_shard_map(hooks: Hooks, stock: Any, ctx: Any, *args: Any, **params: 
     """
     mesh = params["mesh"]
     inline = all(mesh.shape[a] == 1 for a in params["newly_manual_axes"])
-    if not inline or not any(hooks.spans(a) for a in mesh.axis_names):
+    if not any(hooks.spans(a) for a in mesh.axis_names) or not inline:
         return stock(ctx, *args, **params)
     custom_call(REGION_BEGIN, [], [], {}, side_effect=True)
     results = list(stock(ctx, *args, **params))

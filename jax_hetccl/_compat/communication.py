@@ -59,7 +59,7 @@ class Placed(Lowering):
         self.device: Any = None
         self.supported = True
         if isinstance(axis_context, SPMDAxisContext):
-            super().__init__(ctx, primitive, primitive.bind)
+            super().__init__(ctx, primitive)
             self.supported = self.fully_manual
             return
         self._ctx, self._primitive = ctx, primitive

@@ -18,6 +18,7 @@ def finishing(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def lower_jaxpr_to_module(*args: Any, **kwargs: Any) -> Any:
+        hooks.lowering_begins()
         try:
             result = stock(*args, **kwargs)
             hooks.finish_module(result.module)

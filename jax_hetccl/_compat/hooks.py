@@ -36,12 +36,16 @@ class Hooks(Protocol):
         """Lowers a collective over ``axes``, one of which spans, in a fully manual region."""
         ...
 
-    def refuse(self, op: str, axes: Sequence[object], why: str) -> None:
+    def refuse(self, op: str, axes: Sequence[object]) -> None:
         """Raises the error for a collective that cannot span yet."""
         ...
 
     def cotangent(self, mesh: AnyMesh, axes: frozenset[str], mentioned: frozenset[str], check_vma: bool) -> float:
         """The factor for a cotangent that enters a shard_map from outside, or an error if it has no meaning."""
+        ...
+
+    def lowering_begins(self) -> None:
+        """Is told that a whole program is going to be lowered."""
         ...
 
     def finish_module(self, module: ir.Module) -> None:

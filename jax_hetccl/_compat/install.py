@@ -47,7 +47,11 @@ def install(hooks: Hooks) -> None:
         if not isinstance(primitive, core.Primitive) or name in collectives.NO_COMMUNICATION:
             continue
         if op := collectives.DECOMPOSED.get(name):
-            wrap_lowering(primitive, functools.partial(collectives.decomposed, hooks, primitive, op), False)
+            wrap_lowering(
+                primitive, functools.partial(collectives.decomposed, hooks, primitive, op), False, everywhere=True
+            )
+        elif name == "pbroadcast_dynamic_p":  # not in jax 0.10
+            wrap_lowering(primitive, functools.partial(collectives.broadcast_from_any, hooks), False, everywhere=True)
         else:
             wrap_lowering(primitive, functools.partial(collectives.refuse, hooks, name.removesuffix("_p")), True)
     wrap_lowering(parallel.axis_index_p, functools.partial(collectives.axis_index, hooks), False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,12 +20,26 @@ from jax_hetccl._compat.base import AnyMesh, as_tuple
 from jax_hetccl._compat.emit import constant
 from jax_hetccl._compat.patches import stock_rule
 
+# Primitives that only say more about types, and those without.
+_PLAIN = {
+    "psum_invariant_p": "psum_p",
+    "unreduced_psum_p": "psum_p",
+    "unreduced_pmax_p": "pmax_p",
+    "unreduced_pmin_p": "pmin_p",
+    "all_gather_invariant_p": "all_gather_p",
+    "all_gather_reduced_p": "all_gather_p",
+    "unreduced_reduce_scatter_p": "reduce_scatter_p",
+}
+
+# Groups of numbers within the cluster, for a stock collective.
+Groups = Sequence[Sequence[int]] | None
+
 
 class Lowering:
     """One equation that is being lowered inside a shard_map: what it works on, and how to emit operations for it."""
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, primitive: core.Primitive, stock: Callable[..., Any]):
-        self._ctx, self._primitive, self._stock = ctx, primitive, stock
+    def __init__(self, ctx: mlir.LoweringRuleContext, primitive: core.Primitive):
+        self._ctx, self._primitive = ctx, primitive
         axis_context = ctx.module_context.axis_context
         assert isinstance(axis_context, SPMDAxisContext)
         self.mesh: AnyMesh = axis_context.mesh
@@ -45,42 +59,43 @@ class Lowering:
         """The IR type of an array."""
         return mlir.aval_to_ir_type(self._ctx.module_context, core.ShapedArray(tuple(shape), np.dtype(dtype)))
 
-    def local_reduce(
-        self, x: ir.Value, dtype: Any, axes: tuple[str, ...], groups: Sequence[Sequence[int]] | None = None
-    ) -> ir.Value:
-        """The stock reduction within the cluster; ``x`` has the equation's shape and the given dtype."""
-        ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
-        kw = {} if self._primitive is parallel.psum_invariant_p else {"axis_index_groups": groups}
-        return self._one(self._stock(ctx, x, axes=axes, **kw))
+    def local_reduce(self, op: str, x: ir.Value, dtype: Any, axes: tuple[str, ...], groups: Groups = None) -> ir.Value:
+        """Stock "psum", "pmax" or "pmin" within the cluster."""
+        aval = self._aval(ir.RankedTensorType(x.type).shape, dtype)
+        primitive = {"psum": parallel.psum_p, "pmax": parallel.pmax_p, "pmin": parallel.pmin_p}[op]
+        ctx = self._with(aval, aval)
+        return self._one(stock_rule(primitive)(ctx, x, axes=axes, axis_index_groups=groups))
 
     def local_reduce_scatter(
-        self, op: str, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int
+        self, op: str, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int, groups: Groups = None
     ) -> ir.Value:
         """Stock ``psum_scatter`` of a vector within the cluster, over ``size`` ranks; also for "pmax" and "pmin"."""
         ctx = self._with(self._aval((elements,), dtype), self._aval((elements // size,), dtype))
-        params = dict(axis_name=axes, scatter_dimension=0, axis_index_groups=None, axis_size=size, tiled=True)
+        params = dict(axis_name=axes, scatter_dimension=0, axis_index_groups=groups, axis_size=size, tiled=True)
         reducer = {"psum": lax.add_p, "pmax": lax.max_p, "pmin": lax.min_p}[op]
         # The rule is a partial over the reducer; only the sum has a primitive of its own.
         return self._one(stock_rule(parallel.reduce_scatter_p).func(reducer, ctx, x, **params))
 
-    def local_all_gather(self, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int) -> ir.Value:
+    def local_all_gather(
+        self, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int, groups: Groups = None
+    ) -> ir.Value:
         """Stock ``all_gather`` of a vector's pieces within the cluster; ``elements`` is the result's."""
         ctx = self._with(self._aval((elements // size,), dtype), self._aval((elements,), dtype))
-        params = dict(axis_name=axes, all_gather_dimension=0, axis_index_groups=None, axis_size=size, tiled=True)
+        params = dict(axis_name=axes, all_gather_dimension=0, axis_index_groups=groups, axis_size=size, tiled=True)
         return self._one(stock_rule(parallel.all_gather_p)(ctx, x, **params))
 
-    def local_all_to_all(self, x: ir.Value, shape: Sequence[int], dtype: Any, axes: tuple[str, ...]) -> ir.Value:
+    def local_all_to_all(
+        self, x: ir.Value, shape: Sequence[int], dtype: Any, axes: tuple[str, ...], groups: Groups = None
+    ) -> ir.Value:
         """Stock ``all_to_all`` of rows within the cluster: row ``i`` goes to rank ``i``."""
         ctx = self._with(self._aval(shape, dtype), self._aval(shape, dtype))
-        params = dict(axis_name=axes, split_axis=0, concat_axis=0, axis_index_groups=None, tiled=True)
+        params = dict(axis_name=axes, split_axis=0, concat_axis=0, axis_index_groups=groups, tiled=True)
         return self._one(stock_rule(parallel.all_to_all_p)(ctx, x, **params))
 
     def local_permute(
         self, x: ir.Value, dtype: Any, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]
     ) -> ir.Value:
         """Stock ``ppermute`` within the cluster."""
-        if not pairs:
-            return constant(np.zeros(self.shape, dtype))
         ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
         return self._one(stock_rule(parallel.ppermute_p)(ctx, x, axis_name=axes, perm=tuple(pairs)))
 
@@ -91,18 +106,33 @@ class Lowering:
         """
         if where.all() or not where.any():
             return yes if where.all() else no
-        index = constant(np.int32(0))
-        for axis in axes:
-            ctx = self._ctx.replace(primitive=None, avals_in=[], avals_out=None)
-            (local,) = stock_rule(parallel.axis_index_p)(ctx, axis_name=axis)
-            size = constant(np.int32(self.mesh.shape[axis]))
-            index = hlo.add(hlo.multiply(index, size), local)
+        index = self._member(axes)
         table = constant(where)
         mine = hlo.dynamic_slice(table, [index], [1])
         type_ = ir.RankedTensorType(yes.type)
         scalar = hlo.reshape(ir.RankedTensorType.get([], ir.IntegerType.get_signless(1)), mine)
         mask_type = ir.RankedTensorType.get(type_.shape, ir.IntegerType.get_signless(1))
         return hlo.select(hlo.broadcast_in_dim(mask_type, scalar, []), yes, no)
+
+    def take_rows(self, x: ir.Value, table: np.ndarray, axes: tuple[str, ...]) -> ir.Value:
+        """The rows of ``x`` that line ``i`` of ``table`` names, on the rank with number ``i`` within the cluster."""
+        columns = ir.RankedTensorType(x.type).shape[1]
+        count = table.shape[1]
+        i32 = ir.IntegerType.get_signless(32)
+        line = hlo.dynamic_slice(constant(table), [self._member(axes), constant(np.int32(0))], [1, count])
+        numbers = hlo.reshape(ir.RankedTensorType.get([count, 1], i32), line)
+        where = hlo.GatherDimensionNumbers.get([1], [0], [], [], [0], 1)
+        return hlo.gather(x, numbers, where, mlir.dense_int_array([1, columns]), indices_are_sorted=False)
+
+    def _member(self, axes: tuple[str, ...]) -> ir.Value:
+        """The own number within the cluster, row-major over ``axes``."""
+        index = constant(np.int32(0))
+        for axis in axes:
+            ctx = self._ctx.replace(primitive=None, avals_in=[], avals_out=None)
+            (local,) = stock_rule(parallel.axis_index_p)(ctx, axis_name=axis)
+            size = constant(np.int32(self.mesh.shape[axis]))
+            index = hlo.add(hlo.multiply(index, size), local)
+        return index
 
     def in_manual_region(self, x: ir.Value, params: dict[str, Any]) -> ir.Value:
         """Lowers the same equation again inside a nested shard_map over the axes that are not manual yet.
@@ -111,13 +141,11 @@ class Lowering:
         and result keep their own sharding over the further axes where their types know it (explicit axes).
         """
         aval, out = self._in, self._out
-        variant = {
-            parallel.psum_invariant_p: parallel.psum_p,
-            parallel.all_gather_invariant_p: parallel.all_gather_p,
-        }.get(self._primitive)
-        if variant is not None:  # inside, with check_vma off, there is no invariance to keep
+        # Inside, with check_vma off, types do not say along which axes values vary, and the plain primitive does.
+        plain = getattr(parallel, _PLAIN.get(f"{self._primitive.name}_p", ""), self._primitive)
+        if plain is not self._primitive:
             params = {**params, "axis_index_groups": None}
-        body = functools.partial((variant or self._primitive).bind, **params)
+        body = functools.partial(plain.bind, **params)
         specs = _own_spec(aval, self.manual_axes), _own_spec(out, self.manual_axes)
 
         def nested(y: Any) -> Any:

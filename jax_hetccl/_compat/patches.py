@@ -39,8 +39,16 @@ def replace_item(table: Any, key: Any, value: Any) -> None:
     _undo.append(lambda: table.__setitem__(key, old))
 
 
-def wrap_lowering(primitive: core.Primitive, wrapper: Callable[..., Any], cacheable: bool) -> None:
-    """Registers ``wrapper(stock_rule, ctx, *args, **params)`` wherever the primitive has a lowering rule."""
+def wrap_lowering(
+    primitive: core.Primitive, wrapper: Callable[..., Any], cacheable: bool, everywhere: bool = False
+) -> None:
+    """Registers ``wrapper(stock_rule, ctx, *args, **params)`` wherever the primitive has a lowering rule.
+
+    With ``everywhere`` also for platforms on which JAX has none; the stock rule raises what JAX raises then.
+    """
+    if everywhere and primitive not in mlir._lowerings:
+        mlir.register_lowering(primitive, functools.partial(_missing, primitive))
+        _undo.append(functools.partial(mlir._lowerings.__delitem__, primitive))
     tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
     platforms: list[str | None] = [None, *mlir._platform_specific_lowerings]
     for table, platform in zip(tables, platforms, strict=True):
@@ -60,6 +68,11 @@ def wrap_lowering(primitive: core.Primitive, wrapper: Callable[..., Any], cachea
         )
         if was_cacheable and not cacheable:
             _undo.append(functools.partial(mlir._uncacheable_primitives.discard, primitive))
+
+
+def _missing(primitive: core.Primitive, ctx: mlir.LoweringRuleContext, *_: Any, **__: Any) -> Any:
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise NotImplementedError(f"MLIR translation rule for primitive '{primitive}' not found for platform {platforms}")
 
 
 def stock_rule(primitive: core.Primitive) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_hetccl._compat import ir
-from jax_hetccl.decompose import alltoall, gather, permute, reduce, scatter
+from jax_hetccl.decompose import alltoall, broadcast, gather, permute, reduce, scatter
 from jax_hetccl.decompose.common import Site
 
 Rule = Callable[[Site, ir.Value, dict[str, Any]], ir.Value]
@@ -19,4 +19,5 @@ RULES: dict[str, Rule] = {
     "psum_scatter": scatter.lower,
     "all_to_all": alltoall.lower,
     "ppermute": permute.lower,
+    "pbroadcast": broadcast.lower,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jax_hetccl import plan
-from jax_hetccl._compat import ir
+from jax_hetccl._compat import constant, hlo, ir
 from jax_hetccl.decompose.common import Site, unpacked
 
 
@@ -39,9 +39,14 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
 
 def _inside(site: Site, x: ir.Value, dtype: np.dtype, pairs: list[tuple[int, int]]) -> ir.Value:
     """The permute within the cluster; zeros where nothing arrives from inside."""
-    if site.size == 1:
-        return x if pairs else site.zeros(site.lowering.shape, dtype)
-    return site.lowering.local_permute(x, dtype, site.axes, pairs)
+    if not pairs:
+        # Zeros that depend on the operand, as the result does in a cluster that has pairs: the order of exchanges
+        # follows from such dependences, which must be equal everywhere.
+        never = hlo.broadcast_in_dim(
+            ir.RankedTensorType.get(site.lowering.shape, ir.IntegerType.get_signless(1)), constant(np.bool_(False)), []
+        )
+        return hlo.select(never, x, site.zeros(site.lowering.shape, dtype))
+    return x if site.size == 1 else site.lowering.local_permute(x, dtype, site.axes, pairs)
 
 
 def _check(perm: list[tuple[int, int]], ranks: int) -> None:

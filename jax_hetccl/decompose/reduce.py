@@ -23,10 +23,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_hetccl import plan
+from jax_hetccl import group_plan, plan
 from jax_hetccl._compat import hlo, ir
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl.decompose.common import Site, accumulator, is_packed, unpacked
+from jax_hetccl.decompose.groups import Grouping
 
 # Below this a second phase costs more than the bytes it saves (one exchange takes tens of microseconds).
 SMALL_BYTES = 64 << 10
@@ -50,7 +51,7 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     dtype = _computes_in(site)
     x = site.convert(x, dtype)
     if params.get("axis_index_groups") is not None:
-        return _grouped(site, x, dtype, params["axis_index_groups"])
+        return _grouped(site, x, dtype, Grouping.of(site, params["axis_index_groups"], equal=False))
     nbytes = site.elements * dtype.itemsize
     return _WAYS[choose(site.op, dtype, nbytes, site.sizes, site.platforms)](site, x, dtype)
 
@@ -78,7 +79,7 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
 
 def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     if site.size > 1:
-        x = site.lowering.local_reduce(x, dtype, site.axes)
+        x = site.lowering.local_reduce(site.op, x, dtype, site.axes)
     shape, wire = site.lowering.shape, _partial_dtype(site, dtype)
     nbytes = site.elements * wire.itemsize
     way = lambda lane: plan.whole(lane, site.me, nbytes)  # noqa: E731
@@ -113,39 +114,19 @@ def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
 _WAYS = {"whole": _whole, "pieces": _pieces, "owned": _owned}
 
 
-def _grouped(site: Site, x: ir.Value, dtype: np.dtype, groups: Sequence[Sequence[int]]) -> ir.Value:
+def _grouped(site: Site, x: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir.Value:
     """A reduction within groups of global indices, which may stay in a cluster, cross, and differ in size."""
-    order = site.order
-    placed = [[order.place(i) for i in group] for group in groups]
-    here = [[m for c, m in group if c == site.me] for group in placed]
-    if site.size > 1:
-        x = site.lowering.local_reduce(x, dtype, site.axes, [g for g in here if g])
-    if all(len({c for c, _ in group}) == 1 for group in placed):
+    if any(len(part) > 1 for part in grouping.here):
+        x = site.lowering.local_reduce(site.op, x, dtype, site.axes, grouping.here)
+    if not grouping.crosses:
         return site.rounded(x, site.lowering.dtype)
     shape, wire = site.lowering.shape, unpacked(dtype)
-    lane_plan = lambda lane: plan.grouped(lane, site.me, placed, site.elements * wire.itemsize)  # noqa: E731
-    x, received = site.exchange(
-        "groups", lane_plan, x, [shape] * len(site.others), wire, detail=(tuple(map(tuple, groups)),)
-    )
-    # A group need not have members in every cluster; where it has none, nothing arrived.
+    nbytes = site.elements * wire.itemsize
+    lane_plan = lambda lane: group_plan.reduced(lane, site.me, grouping.split, nbytes)  # noqa: E731
+    x, received = site.exchange("groups", lane_plan, x, [shape] * len(site.others), wire, detail=(grouping.groups,))
     values = [site.convert(r, dtype) for r in received]
     values.insert(site.me, site.convert(x, dtype))
-    total = None
-    for c, value in enumerate(values):
-        takes = np.zeros(site.size, np.bool_)
-        for group, members in zip(placed, here, strict=True):
-            takes[members] = c == site.me or any(k == c for k, _ in group)
-        if total is None:
-            # The first cluster's value, or whatever comes first for ranks whose group has no member there.
-            total, seen = value, takes
-        else:
-            both = _combiner(site)(total, value)
-            total = site.lowering.pick(
-                seen & takes, both, site.lowering.pick(takes, value, total, site.axes), site.axes
-            )
-            seen = seen | takes
-    assert total is not None
-    return site.rounded(total, site.lowering.dtype)
+    return site.rounded(grouping.combined(values, _combiner(site)), site.lowering.dtype)
 
 
 def _computes_in(site: Site) -> np.dtype:

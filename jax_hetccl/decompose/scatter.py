@@ -11,9 +11,12 @@ import functools
 import itertools
 from typing import Any
 
-from jax_hetccl import plan
+import numpy as np
+
+from jax_hetccl import group_plan, plan
 from jax_hetccl._compat import hlo, ir
 from jax_hetccl.decompose.common import Site, accumulator, is_packed, shape_of
+from jax_hetccl.decompose.groups import Grouping
 
 
 def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
@@ -21,8 +24,16 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     out = site.lowering.out_shape
     if 0 in site.lowering.shape:
         return site.zeros(out, site.lowering.dtype)
-    dtype = accumulator(site.lowering.dtype)
-    rows = _chunks(site, site.convert(x, dtype), params["scatter_dimension"])
+    dtype, groups = accumulator(site.lowering.dtype), params.get("axis_index_groups")
+    grouping = None if groups is None else Grouping.of(site, groups)
+    ranks = site.order.total if grouping is None else grouping.size
+    rows = _chunks(site, site.convert(x, dtype), params["scatter_dimension"], ranks)
+    total = _total(site, rows, dtype) if grouping is None else _grouped_total(site, rows, dtype, grouping)
+    return site.reshape(site.rounded(total, site.lowering.dtype), *out)
+
+
+def _total(site: Site, rows: ir.Value, dtype: np.dtype) -> ir.Value:
+    """The sum of the own chunk."""
     m = shape_of(rows)[1]
     blocks = [site.order.block(site, rows, c) for c in range(len(site.sizes))]
 
@@ -51,13 +62,41 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     )
     values = [site.convert(r, dtype) for r in received]
     values.insert(site.me, site.convert(hlo.slice(held, [where[site.me]], [where[site.me] + m], [1]), dtype))
-    total = functools.reduce(hlo.add, values)
-    return site.reshape(site.rounded(total, site.lowering.dtype), *out)
+    return functools.reduce(hlo.add, values)
 
 
-def _chunks(site: Site, x: ir.Value, dimension: int) -> ir.Value:
+def _grouped_total(site: Site, rows: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir.Value:
+    """The sum of the own chunk over the own group.
+
+    The parts of groups in a cluster may differ in size, which a reduce-scatter does not take: where a group crosses
+    clusters, each part sums all chunks and sends every rank elsewhere its own one.
+    """
+    ranks, m = shape_of(rows)
+    if not grouping.crosses:
+        flat = site.reshape(rows, ranks * m)
+        if ranks == 1:
+            return flat
+        return site.lowering.local_reduce_scatter("psum", flat, ranks * m, dtype, site.axes, ranks, grouping.here)
+    if any(len(part) > 1 for part in grouping.here):
+        rows = site.lowering.local_reduce("psum", rows, dtype, site.axes, grouping.here)
+    wire = site.lowering.dtype if grouping.alone and not is_packed(site.lowering.dtype) else dtype
+    rows, (received,) = site.exchange(
+        "group chunks",
+        lambda lane: group_plan.scattered(lane, site.me, grouping.split, m * wire.itemsize),
+        rows,
+        [(len(site.others), m)],
+        wire,
+        detail=grouping.groups,
+    )
+    values: list[ir.Value] = [hlo.slice(received, [b, 0], [b + 1, m], [1, 1]) for b in range(len(site.others))]
+    mine = [[grouping.group_of(member).index((site.me, member))] for member in range(site.size)]
+    values.insert(site.me, grouping.rows(rows, mine))
+    return grouping.combined([site.convert(v, dtype) for v in values], hlo.add)
+
+
+def _chunks(site: Site, x: ir.Value, dimension: int, ranks: int) -> ir.Value:
     """The operand as ``[ranks, elements of a chunk]``, in global order."""
-    shape, ranks = list(site.lowering.shape), site.order.total
+    shape = list(site.lowering.shape)
     rest = shape[dimension] // ranks
     x = site.reshape(x, *shape[:dimension], ranks, rest, *shape[dimension + 1 :])
     order = [dimension, *range(dimension), *range(dimension + 1, len(shape) + 1)]

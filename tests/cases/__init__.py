@@ -16,6 +16,8 @@ MODULES = (
     "drawn",
     "surface",
     "collectives",
+    "groups",
+    "broadcasts",
     "alone",
     "p2p",
     "wire",

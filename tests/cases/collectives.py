@@ -183,24 +183,6 @@ def fully_sharded_matmul(env: Env) -> Any:
     return jax.jit(env.smap(f, (P(D), P(D)), P(D)))(w, x)
 
 
-def _groups(env: Env, how: str) -> list[list[int]]:
-    ranks = list(range(env.size))
-    if how == "one":
-        return [ranks]
-    if how == "each":
-        return [[r] for r in ranks]
-    if how == "cross":  # the first and the last rank together: they are in different clusters
-        return [[ranks[0], ranks[-1]], *[[r] for r in ranks[1:-1]]] if env.size != 4 else [[0, 3], [1, 2]]
-    return [ranks[: env.size // 2], ranks[env.size // 2 :]]
-
-
-@case("core", vma=OFF, exact=True, table={g: {"how": g} for g in ("one", "each", "halves", "cross")})
-def groups(env: Env) -> Any:
-    """Reductions in groups of ranks: in one cluster, across, uneven."""
-    groups = _groups(env, env.params["how"])
-    return _run(env, lambda x: [op(x, D, axis_index_groups=groups) for op in (lax.psum, lax.pmax, lax.pmin)], 5)
-
-
 @case("mesh", mesh=DATA_MODEL, exact=True)
 def two_axes(env: Env) -> Any:
     """Each kind over the spanning axis, and over both axes in both orders."""

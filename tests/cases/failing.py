@@ -107,3 +107,18 @@ def compile_error(env: Env) -> Any:
         return y
 
     return jax.jit(env.smap(f, P(D), P()))(_data(env, 4))
+
+
+@case("failing", vma=OFF, table={"good": {"bad": 0}, "bad": {"bad": 1}})
+def lowering_error(env: Env) -> Any:
+    """One cluster cannot lower its program: JAX has no such rule for its platform."""
+    import jax_hetccl
+
+    def f(x: jax.Array) -> Any:
+        y = env.psum(x, D)
+        if env.params["bad"]:
+            with jax_hetccl.local():
+                y = y + lax.pbroadcast(x, (D,), 0)
+        return y
+
+    return jax.jit(env.smap(f, P(D), P()))(_data(env, 4))

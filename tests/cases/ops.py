@@ -154,6 +154,32 @@ def pcast_to_varying(env: Env) -> Any:
     return jax.jit(env.smap(f, (P(D), P()), P()))(env.rows(), env.weights(4))
 
 
+@case("core", vma=ON, exact=True)
+def unreduced(env: Env) -> Any:
+    """Values that are parts of a sum, by their type: their sum and its shards."""
+
+    def f(x: jax.Array) -> Any:
+        parts = jax.lax.pcast(jnp.tile(x, (env.axis_size(D), 1)), D, to="unreduced")
+        return env.psum(parts, D), jax.lax.psum_scatter(parts, D, tiled=True)
+
+    return jax.jit(env.smap(f, P(D), (P(), P(D))))(env.rows())
+
+
+@case("core", vma=ON)
+def reduced(env: Env) -> Any:
+    """Values whose cotangents are parts of a sum: a cast's and a gather's gradients reduce them."""
+
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        def loss(x: jax.Array, w: jax.Array) -> Any:
+            rows = jax.lax.all_gather(x, D, tiled=True, to="reduced")
+            mine = jax.lax.pcast(jnp.arange(rows.size, dtype=x.dtype).reshape(rows.shape), D, to="varying")
+            return jnp.sum(jnp.sin(rows) * mine) + jnp.sum(jax.lax.pcast(w, D, to="reduced") * x)
+
+        return jax.grad(loss, argnums=(0, 1))(x, w)
+
+    return jax.jit(env.smap(f, (P(D), P()), (P(D), P())))(env.rows(), env.weights(4, 6))
+
+
 @case("core", exact=True)
 def reduction_beside_local_output(env: Env) -> Any:
     """A sharded and a replicated output of one program."""

@@ -94,10 +94,60 @@ def _grouped(env: Env, c: int, n: int, width: int) -> int:
     return sum(sum(k != c for k in group) for group in groups if c in group) * n * width
 
 
+def _turned(n: int) -> list[list[int]]:
+    """All ranks in one group, in another order."""
+    return [[*range(1, n), 0]]
+
+
+def _each(n: int) -> list[list[int]]:
+    """Groups of one, which stay inside."""
+    return [[r] for r in range(n)]
+
+
+def _broadcast(source: int) -> Callable[..., int]:
+    """The source's cluster sends the operand to each other cluster once."""
+
+    def sent(env: Env, c: int, n: int, width: int) -> int:
+        return (len(env.sizes) - 1) * n * width if c == _cluster_of(env.sizes, source % env.size) else 0
+
+    return sent
+
+
+def _in_groups(groups: Callable[[int], list[list[int]]], pairs: Callable[[list[int], int], int]) -> Callable[..., int]:
+    """``pairs`` counts the messages that one cluster sends, given the clusters of a group's members."""
+
+    def sent(env: Env, c: int, n: int, width: int) -> int:
+        placed = [[_cluster_of(env.sizes, r) for r in group] for group in groups(env.size)]
+        return sum(pairs(group, c) for group in placed if c in group) * n * width
+
+    return sent
+
+
+def _shards_out(group: list[int], c: int) -> int:
+    return group.count(c) * (len(set(group)) - 1)
+
+
+def _chunks_out(group: list[int], c: int) -> int:
+    return sum(k != c for k in group)
+
+
+def _pairs_out(group: list[int], c: int) -> int:
+    return group.count(c) * sum(k != c for k in group)
+
+
 def _row(n: int, f: Callable[[Env, Any], Any], sent: Callable[..., int], dtype: str = "float32", **kw: int) -> Any:
     width = kw.get("width", jnp.dtype(dtype).itemsize)
     more = {"result": kw["result"]} if "result" in kw else {}
     return {"n": n, "op": f, "dtype": dtype, "sent": lambda env, c, n: sent(env, c, n, width, **more)}
+
+
+def _share(sent: Callable[..., int]) -> Callable[..., int]:
+    """The same where each message is one rank's share of the operand."""
+    return lambda env, c, n, width: sent(env, c, n // env.size, width)
+
+
+def _nothing(env: Env, c: int, n: int, width: int) -> int:
+    return 0
 
 
 def _psum(env: Env, x: Any) -> Any:
@@ -125,10 +175,18 @@ _TABLE = {
     "psum_scatter bf16": _row(420, lambda e, x: lax.psum_scatter(x, D, tiled=True), _psum_scatter, "bfloat16", width=4),
     "all_to_all": _row(420, lambda e, x: lax.all_to_all(x, D, 0, 0, tiled=True), _all_to_all),
     "all_to_all large": _row(40_020, lambda e, x: lax.all_to_all(x, D, 0, 0, tiled=True), _all_to_all, "int16"),
+    "all_gather turned": _row(301, lambda e, x: lax.all_gather(x, D, axis_index_groups=_turned(e.size)), _in_groups(_turned, _shards_out)),
+    "psum_scatter turned": _row(420, lambda e, x: lax.psum_scatter(x, D, tiled=True, axis_index_groups=_turned(e.size)), _share(_in_groups(_turned, _chunks_out))),
+    "all_to_all turned": _row(420, lambda e, x: lax.all_to_all(x, D, 0, 0, tiled=True, axis_index_groups=_turned(e.size)), _share(_in_groups(_turned, _pairs_out))),
+    "all_gather each": _row(301, lambda e, x: lax.all_gather(x, D, axis_index_groups=_each(e.size)), _nothing),
+    "psum_scatter each": _row(420, lambda e, x: lax.psum_scatter(x, D, tiled=True, axis_index_groups=_each(e.size)), _nothing),
+    "all_to_all each": _row(420, lambda e, x: lax.all_to_all(x, D, 0, 0, tiled=True, axis_index_groups=_each(e.size)), _nothing),
     "ppermute ring": _row(SMALL, lambda e, x: lax.ppermute(x, D, _ring(e.size)), _permute(_ring)),
     "ppermute some": _row(LARGE, lambda e, x: lax.ppermute(x, D, _some(e.size)), _permute(_some), "int8"),
     "ppermute inside": _row(SMALL, lambda e, x: lax.ppermute(x, D, _inside(e.size)), _permute(_inside)),
-    "axis_index": _row(4, lambda e, x: x + lax.axis_index(D), lambda e, c, n, w: 0),
+    "pbroadcast first": _row(301, lambda e, x: lax.pbroadcast(x, (D,), 0), _broadcast(0)),
+    "pbroadcast last": _row(LARGE, lambda e, x: lax.pbroadcast(x, (D,), e.size - 1), _broadcast(-1), "bfloat16"),
+    "axis_index": _row(4, lambda e, x: x + lax.axis_index(D), _nothing),
 }  # fmt: skip
 
 
