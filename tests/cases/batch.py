@@ -1,0 +1,23 @@
+"""Cases that return a `Program`, put together into one; see `harness.batches`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax
+
+from harness.case import CASES, Program, case
+from harness.env import Env
+
+
+@case("batch", limit_s=120)
+def together(env: Env) -> Any:
+    """All cases named: their jitted functions as one program, the others one by one."""
+    programs: dict[str, Program] = {}
+    for name in env.params["cases"]:
+        importlib.import_module("cases." + name.split(".")[0])
+        programs[name] = CASES[name].run(env.given(CASES[name].params))
+    args = {name: p.args for name, p in programs.items() if p.jitted}
+    results = jax.jit(lambda args: {name: programs[name].fn(*args[name]) for name in args})(args)
+    return results | {name: p.result() for name, p in programs.items() if not p.jitted}
