@@ -11,6 +11,8 @@ import functools
 import itertools
 from typing import Any
 
+import numpy as np
+
 from jax_hetccl import plan
 from jax_hetccl._compat import hlo, ir
 from jax_hetccl.decompose.common import Site, accumulator, is_packed, shape_of
@@ -18,6 +20,9 @@ from jax_hetccl.decompose.common import Site, accumulator, is_packed, shape_of
 
 def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     """Lowers psum_scatter, tiled or not; arguments as in :func:`reduce.lower`."""
+    if site.lowering.dtype == np.bool_:
+        # lax finds out where it adds, which a cluster of one device does not.
+        raise TypeError(f"{site.text}: psum_scatter does not add booleans; convert them to an integer type")
     out = site.lowering.out_shape
     if 0 in site.lowering.shape:
         return site.zeros(out, site.lowering.dtype)

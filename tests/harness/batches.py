@@ -76,6 +76,7 @@ class Batches:
             cell.run, case=CASES["batch.together"], mesh=cell.run.spec, params={"cases": list(cell.names)}
         )
         world = self._world(cell)
+        self._pool.oracle.begin(run, world.layout.devices)
         try:
             replies = world.run(run)
         except WorkerGoneError as gone:
