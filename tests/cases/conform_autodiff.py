@@ -46,7 +46,7 @@ def vjp(env: Env) -> Any:
     return each(env, f, 2 * env.size, 2)
 
 
-@case("conform", table=table(LINEAR))
+@case("turn", table=table(LINEAR))
 def jvp(env: Env) -> Any:
     """Value and tangent, inside."""
     f = lambda x, t: jax.jvp(lambda x: jnp.sin(_op(env)(x)), (x,), (t,))  # noqa: E731
@@ -114,7 +114,7 @@ def second_order_outside(env: Env) -> Any:
     return Program(g, (env.weights(2), values(env, 2 * env.size, 2)))
 
 
-@case("conform", table=table(LINEAR))
+@case("turn", table=table(LINEAR))
 def vjp_outside(env: Env) -> Any:
     """A cotangent for every rank enters a sharded output from outside."""
     f = env.smap(lambda w, x: jnp.sin(_op(env)(x[0] * w))[None], (P(), P(D)), P(D))

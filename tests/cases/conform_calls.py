@@ -29,7 +29,7 @@ def eager(env: Env) -> Any:
     return _eager(env, op(env, env.params["op"]), 2 * env.size, 2)
 
 
-@case("conform", table=table(tuple(k for k in PRIMITIVES if k in LINEAR)))
+@case("turn", table=table(tuple(k for k in PRIMITIVES if k in LINEAR)))
 def eager_vjp(env: Env) -> Any:
     """Value and cotangent inside, without jit."""
 
@@ -93,26 +93,26 @@ def _mapped(env: Env, f: Any, *shape: int, wrap: Any = lambda f: f, dtype: str =
     return Program(wrap(jax.pmap(f, axis_name=D, devices=list(env.mesh.devices.flat), **more)), (x,), jitted=False)
 
 
-@case("conform", "main", vma=OFF, table=table(KINDS))
+@case("conform", vma=OFF, table=table(KINDS))
 def pmap(env: Env) -> Any:
     """Every collective."""
     return _mapped(env, op(env, env.params["op"]), 2 * env.size, 2)
 
 
-@case("conform", vma=OFF, table=table(PRIMITIVES))
+@case("turn", vma=OFF, table=table(PRIMITIVES))
 def pmap_of_vmap(env: Env) -> Any:
     """Batched inside."""
     return _mapped(env, jax.vmap(op(env, env.params["op"]), 1, 1), 2 * env.size, 3)
 
 
-@case("conform", vma=OFF, table=table(("psum", "pmean", "pmax", "pmin")))
+@case("turn", vma=OFF, table=table(("psum", "pmean", "pmax", "pmin")))
 def pmap_and_vmap(env: Env) -> Any:
     """Reductions over the mapped and the vmapped axis together."""
     f = jax.vmap(lambda v: v + getattr(lax, env.params["op"])(v, (D, "v")), axis_name="v")
     return _mapped(env, f, 3, 2)
 
 
-@case("conform", vma=OFF, table=table(tuple(k for k in PRIMITIVES if k in LINEAR)))
+@case("turn", vma=OFF, table=table(tuple(k for k in PRIMITIVES if k in LINEAR)))
 def pmap_gradient(env: Env) -> Any:
     """grad inside."""
     g = op(env, env.params["op"])

@@ -24,7 +24,7 @@ def _folded(env: Env) -> Op:
     return folded(op(env, env.params["op"]))
 
 
-@case("conform", table=table(KINDS))
+@case("turn", table=table(KINDS))
 def scan(env: Env) -> Any:
     """In every step, with an output for every step; reversed and unrolled."""
     g = _folded(env)
@@ -109,7 +109,7 @@ def inner_functions(env: Env) -> Any:
     return each(env, f, 2 * env.size, 2)
 
 
-@case("conform", "main", table=table(KINDS))
+@case("conform", table=table(KINDS))
 def nested(env: Env) -> Any:
     """A function in a checkpoint in a branch in a loop in a loop, beside the same collective on every level.
 
