@@ -20,7 +20,7 @@ from harness.env import D, Env
 
 
 def _eager(env: Env, f: Any, *shape: int, **more: Any) -> Program:
-    return Program(on_ranks(env, f), (values(env, *shape, **more),), jitted=False)
+    return Program(on_ranks(env, f), (values(env, *shape, **more),), how="eager")
 
 
 @case("conform", table=table(KINDS))
@@ -69,7 +69,7 @@ def eager_with_inner_functions(env: Env) -> Any:
 def eager_gradient_outside(env: Env) -> Any:
     """grad around the region, without jit."""
     f = env.smap(lambda w, x: lax.pmean(jnp.mean(jnp.sin(lax.psum(x[0] * w, D))), D), (P(), P(D)), P())
-    return Program(jax.value_and_grad(f, (0, 1)), (env.weights(2), values(env, 4, 2)), jitted=False)
+    return Program(jax.value_and_grad(f, (0, 1)), (env.weights(2), values(env, 4, 2)), how="eager")
 
 
 @case("conform")
@@ -80,7 +80,7 @@ def disabled_jit(env: Env) -> Any:
         with jax.disable_jit():
             return on_ranks(env, lambda x: lax.psum(x, D) + lax.axis_index(D))(x)
 
-    return Program(f, (values(env, 3),), jitted=False)
+    return Program(f, (values(env, 3),), how="eager")
 
 
 # --- pmap: it has no check_vma; its mesh is that of all devices along one axis -----------------------------------
@@ -90,7 +90,7 @@ def _mapped(env: Env, f: Any, *shape: int, wrap: Any = lambda f: f, dtype: str =
     """pmap of ``f`` over arrays with a leading dimension of this cluster's devices."""
     every = np.random.default_rng(0).integers(-4, 4, (env.size, *shape))
     x = every[env.first : env.first + env.count].astype(dtype)
-    return Program(wrap(jax.pmap(f, axis_name=D, devices=list(env.mesh.devices.flat), **more)), (x,), jitted=False)
+    return Program(wrap(jax.pmap(f, axis_name=D, devices=list(env.mesh.devices.flat), **more)), (x,), how="eager")
 
 
 @case("conform", vma=OFF, table=table(KINDS))

@@ -79,7 +79,7 @@ def eager(env: Env) -> Any:
     """The same without jit."""
     f = _BODIES[env.params["how"]][0]
     program = each(env, lambda x: f(env, x), 2 * env.size, 2)
-    return Program(program.fn, program.args, jitted=False)
+    return Program(program.fn, program.args, how="eager")
 
 
 @case("conform", rejects=ON)

@@ -46,16 +46,16 @@ class Program:
     Attributes:
         fn: a function of arrays.
         args: trees of arrays.
-        jitted: False runs it eagerly, and alone.
+        how: "together", as a part of a larger program; "alone", as a program of its own; "eager", without jit.
     """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    jitted: bool = True
+    how: str = "together"
 
     def result(self) -> Any:
         """Runs it alone."""
-        return (jax.jit(self.fn) if self.jitted else self.fn)(*self.args)
+        return (self.fn if self.how == "eager" else jax.jit(self.fn))(*self.args)
 
 
 @dataclasses.dataclass(frozen=True)
