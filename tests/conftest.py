@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 import cases
+from harness.batches import Batches, batched_cells
 from harness.cells import Cell, cells, world_order
 from harness.pool import Pool
 from harness.pythons import other_pythons
@@ -30,14 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "cases(*modules): run these modules of the table of cases, one test per cell",
     )
+    config.addinivalue_line(
+        "markers",
+        "batched(*modules): the same for cases that return programs, many of which run as one",
+    )
     hypothesis.settings.load_profile("soak" if config.getoption("--soak") else "short")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marker = metafunc.definition.get_closest_marker("cases")
-    if marker is not None:
-        found = cells(marker.args, metafunc.config.getoption("--soak"))
-        metafunc.parametrize("cell", found, ids=[str(c) for c in found])
+    for name, collect in (("cases", cells), ("batched", batched_cells)):
+        marker = metafunc.definition.get_closest_marker(name)
+        if marker is not None:
+            found = collect(marker.args, metafunc.config.getoption("--soak"))
+            metafunc.parametrize("cell", found, ids=[str(c) for c in found])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +66,12 @@ def pool() -> Iterator[Pool]:
     made.close()
     if made.troubles:
         pytest.fail("worlds did not end in order:\n" + "\n".join(made.troubles), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def batches(pool: Pool) -> Batches:
+    """Results of cases that run many at a time."""
+    return Batches(pool)
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_hetccl import plan
@@ -13,6 +15,7 @@ from jax_hetccl.decompose.common import Site, unpacked
 
 def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     """Lowers ppermute; arguments as in :func:`reduce.lower`. A rank that is no destination gets zeros."""
+    site = _ordered(site)
     perm = [(int(s), int(d)) for s, d in params["perm"]]
     _check(perm, site.order.total)
     if 0 in site.lowering.shape:
@@ -35,6 +38,19 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     )
     local = _inside(site, x, dtype, inside)
     return site.convert(site.lowering.pick(arrives, received, local, site.axes), site.lowering.dtype)
+
+
+def _ordered(site: Site) -> Site:
+    """The site with the axes in the order by which this version of lax numbers ranks: the mesh's before jax 0.11, the
+    caller's from then on, where lax refuses another order than the mesh's unless told otherwise."""
+    ordered = tuple(n for n in site.view.names if n in site.axes)
+    strict = getattr(jax.config, "jax_raise_on_ppermute_sort_diff", None)
+    if ordered != site.axes and strict:
+        raise RuntimeError(
+            f"{site.text}: the axes {site.axes} are not in the mesh's order {ordered}. Use that order, or set the "
+            "option jax_raise_on_ppermute_sort_diff to False to number ranks by yours"
+        )
+    return dataclasses.replace(site, axes=ordered) if strict is None else site
 
 
 def _inside(site: Site, x: ir.Value, dtype: np.dtype, pairs: list[tuple[int, int]]) -> ir.Value:

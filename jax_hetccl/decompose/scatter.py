@@ -21,6 +21,9 @@ from jax_hetccl.decompose.groups import Grouping
 
 def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
     """Lowers psum_scatter, tiled or not; arguments as in :func:`reduce.lower`."""
+    if site.lowering.dtype == np.bool_:
+        # lax finds out where it adds, which a cluster of one device does not.
+        raise TypeError(f"{site.text}: psum_scatter does not add booleans; convert them to an integer type")
     out = site.lowering.out_shape
     if 0 in site.lowering.shape:
         return site.zeros(out, site.lowering.dtype)

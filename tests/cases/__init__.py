@@ -22,6 +22,15 @@ MODULES = (
     "p2p",
     "wire",
     "local",
+    "batch",
+    "conform_reduce",
+    "conform_move",
+    "conform_autodiff",
+    "conform_vmap",
+    "conform_control",
+    "conform_meshes",
+    "conform_calls",
+    "conform_rejects",
 )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from harness.case import OFF, ON, case
+from harness.case import BOTH, OFF, ON, case
 from harness.env import D, Env
 
 
@@ -197,7 +197,7 @@ def second_order_outside(env: Env) -> Any:
     return jax.jit(g)(env.weights(6, 2), env.rows())
 
 
-@case("core", both_reject=True, table={op: {"op": op} for op in ("pmax", "pmin")})
+@case("core", rejects=BOTH, table={op: {"op": op} for op in ("pmax", "pmin")})
 def minmax_has_no_derivative(env: Env) -> Any:
     """Stock lax refuses to differentiate pmax and pmin."""
     return jax.jit(

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from cases.kinds import KINDS, folded, op
 from harness.case import OFF, case
 from harness.env import D, Env
 
@@ -69,6 +70,21 @@ def divergent_cond(env: Env) -> Any:
         return lax.cond(k > 0, lambda t: env.pmax(t, D), lambda t: env.psum(t, D), x)
 
     return jax.jit(env.smap(f, (P(D), P()), P()))(_data(env, 4), env.same(np.int32(env.params["k"])))
+
+
+_SIDES = {"takes": 1, "leaves": 0}
+
+
+@case("failing", vma=OFF, table={f"{o} {s}": {"op": o, "k": k} for o in KINDS for s, k in _SIDES.items()})
+def one_sided(env: Env) -> Any:
+    """A collective in a branch that only one cluster takes, then a sum of integers in both."""
+
+    def f(x: jax.Array, k: jax.Array) -> Any:
+        y = lax.cond(k > 0, folded(op(env, env.params["op"])), lambda t: t, x[0])
+        return lax.psum(jnp.sum(y).astype(jnp.int32), D)[None], y[None]
+
+    x = env.put(np.ones((env.size, 2 * env.size, 2), np.float32), P(D))
+    return jax.jit(env.smap(f, (P(D), P()), P(D)))(x, env.same(np.int32(env.params["k"])))
 
 
 @case("failing", vma=OFF, table={"left": {"n": 3}, "right": {"n": 5}})

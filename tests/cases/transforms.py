@@ -34,7 +34,7 @@ def vmap_nested_and_partly(env: Env) -> Any:
 
 
 # With vma types lax itself refuses a tuple of a vmapped and a manual axis.
-@case("core", exact=True, table={"typed": {"vma": ON, "both_reject": True}, "untyped": {"vma": OFF}})
+@case("core", exact=True, table={"typed": {"vma": ON, "rejects": ON}, "untyped": {"vma": OFF}})
 def vmap_named_axis(env: Env) -> Any:
     """psum over a vmapped axis and the spanning axis together."""
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 ON, OFF = (True,), (False,)
 BOTH = (True, False)
 
@@ -38,19 +40,39 @@ DATA_MODEL = MeshSpec(("data", "model"), (("model", 2),))
 
 
 @dataclasses.dataclass(frozen=True)
+class Program:
+    """A function and its arguments: what a case returns that may become a part of a larger program.
+
+    Attributes:
+        fn: a function of arrays.
+        args: trees of arrays.
+        how: "together", as a part of a larger program; "alone", as a program of its own; "eager", without jit.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    how: str = "together"
+
+    def result(self) -> Any:
+        """Runs it alone."""
+        return (self.fn if self.how == "eager" else jax.jit(self.fn))(*self.args)
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     """One program and what is expected of it.
 
     Attributes:
         name: ``module.function[id]``; workers look it up.
-        run: the program; gets an `Env` and returns a tree of arrays (or plain values).
+        run: the program; gets an `Env` and returns a tree of arrays (or plain values), or a `Program` that does.
         vma: the check_vma modes in which it runs.
         api: which spellings run: "lax", "hetccl".
         mesh: how its mesh is made.
         params: read by the program through ``env.params``.
         tags: which worlds take it, see `cells`.
         refused: if set, every cluster must raise an error of this class, with all of `says` in its text.
-        both_reject: stock JAX raises, and so must every cluster.
+        rejects: the check_vma modes in which stock JAX raises; every process must raise an error of the same class
+            then, before it sends anything.
         exact: the values carry no rounding that depends on the compiler, so clusters with different JAX versions
             must agree bit by bit too.
         replicas_only: replicas must have equal bits, but the oracle does not judge their values.
@@ -66,7 +88,7 @@ class Case:
     tags: frozenset[str] = frozenset()
     refused: str | None = None
     says: tuple[str, ...] = ()
-    both_reject: bool = False
+    rejects: tuple[bool, ...] = ()
     exact: bool = False
     replicas_only: bool = False
     limit_s: float = 40.0

@@ -43,6 +43,7 @@ class Env:
         params: Mapping[str, Any],
     ) -> None:
         self.oracle, self.vma, self.params = cluster is None, vma, params
+        self._made_of = (cluster, devices, spec, vma, api)
         self.api: Any = lax if self.oracle or api == "lax" else __import__("jax_hetccl")
         self.sizes = tuple(n // spec.per_rank for n in devices)
         self.size = sum(self.sizes)
@@ -64,6 +65,10 @@ class Env:
         )
         self.psum, self.pmean, self.pmax, self.pmin = (getattr(self.api, f) for f in ("psum", "pmean", "pmax", "pmin"))
         self.axis_index, self.axis_size = self.api.axis_index, self.api.axis_size
+
+    def given(self, params: Mapping[str, Any]) -> Env:
+        """The same for another case of the same run."""
+        return Env(*self._made_of, params)
 
     def smap(self, f: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Callable[..., Any]:
         """shard_map over this mesh in this run's check_vma mode."""

@@ -213,21 +213,35 @@ class Oracle:
         self._devices, self._python = devices, python
         self._worker: Process | None = None
         self._known: dict[Any, Reply] = {}
+        self._begun: Any = None
 
     def run(self, run: Run, devices: tuple[int, ...]) -> Reply:
         """The case's result in one world with as many ranks as ``devices`` has together."""
         total = sum(devices)
-        key = (run.case.name, run.vma, run.spec, repr(run.params), total)
+        key = self._asking(run, total)[0]
         if key not in self._known:
             self._known[key] = self._fresh(run, total)
         return self._known[key]
 
-    def _fresh(self, run: Run, total: int) -> Reply:
+    def begin(self, run: Run, devices: tuple[int, ...]) -> None:
+        """Starts what `run` will be asked for next, and returns at once."""
+        key, request, _ = self._asking(run, sum(devices))
+        if key not in self._known:
+            (self._worker or self._start()).ask(**request)
+            self._begun = key
+
+    def _asking(self, run: Run, total: int) -> tuple[Any, dict[str, Any], Path]:
         out = Path(self._scratch.name) / "result.npz"
-        request = run.request(out, setup_devices=[total])
+        key = (run.case.name, run.vma, run.spec, repr(run.params), total)
+        return key, run.request(out, setup_devices=[total]), out
+
+    def _fresh(self, run: Run, total: int) -> Reply:
+        key, request, out = self._asking(run, total)
         for attempt in (1, 2):
             worker = self._worker or self._start()
-            worker.ask(**request)
+            if self._begun != key:
+                worker.ask(**request)
+            self._begun = None
             try:
                 raw = worker.answer(run.case.limit_s + 5)
                 break

@@ -63,7 +63,7 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carries out one request; never raises."""
-        started = time.monotonic()
+        started, sent = time.monotonic(), self._sent(request)
         faulthandler.dump_traceback_later(request.get("limit", 60), exit=False)
         try:
             reply = getattr(self, "do_" + request["op"])(request)
@@ -71,7 +71,14 @@ class Worker:
             reply = {"error": _describe(error)}
         finally:
             faulthandler.cancel_dump_traceback_later()
-        return {**reply, "seconds": time.monotonic() - started, "health": self._health()}
+        took = time.monotonic() - started
+        return {**reply, "seconds": took, "sent": self._sent(request) - sent, "health": self._health()}
+
+    def _sent(self, request: dict[str, Any]) -> int:
+        """Bytes that have left this process in its world."""
+        if self._hetccl is None or request["op"] != "case":
+            return 0
+        return self._hetccl.world().engine.stats()["bytes_sent"]
 
     def _health(self) -> dict[str, Any] | None:
         try:
@@ -86,7 +93,7 @@ class Worker:
         import jax
 
         from harness import results
-        from harness.case import CASES, MeshSpec
+        from harness.case import CASES, MeshSpec, Program
         from harness.env import Env
 
         name = request["case"]
@@ -97,6 +104,7 @@ class Worker:
         devices = tuple(request.get("setup_devices", self._devices))  # the oracle's differ from run to run
         env = Env(self._cluster, devices, spec, request["vma"], request["api"], params)
         tree = case.run(env)
+        tree = tree.result() if isinstance(tree, Program) else tree
         if request.get("each_device"):
             return {"devices": _each_device(tree, env)}
         tree = jax.block_until_ready(tree)
