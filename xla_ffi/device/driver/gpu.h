@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "xla_ffi/common/status.h"
@@ -105,8 +106,12 @@ class Gpu {
 
   Status Initialise();
   void QueryCapabilities();
-  int Attribute(int cuda, int hip) const;
+  // Nothing where the vendor or the driver does not know the attribute.
+  std::optional<int> Attribute(int cuda, int hip) const;
+  std::string Label() const;
   Status Failed(const char* call, int code) const;
+  Status Lacks(const char* symbol) const;
+  void Forget() const;
   template <typename... Formal, typename... Actual>
   Status Call(const Entry<Formal...>& entry, Actual... actual) const;
   template <typename... Formal, typename... Actual>
