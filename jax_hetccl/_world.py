@@ -18,7 +18,7 @@ import jax
 from jax_hetccl import island
 from jax_hetccl._config import Config, resolve
 from jax_hetccl._errors import HetcclError
-from jax_hetccl.connect import Channels
+from jax_hetccl.connect import Channels, SegmentFactory, staging
 from jax_hetccl.failure import FailureMonitor
 from jax_hetccl.island import ClusterInfo
 from jax_hetccl.rendezvous import channels
@@ -33,7 +33,6 @@ _DRAIN_S = 10.0
 _CLOSE_S = 3.0
 
 EngineFactory = Callable[[Config, ControlPlane], Any]
-SegmentFactory = Callable[[], list[int]]
 
 
 class World:
@@ -77,7 +76,9 @@ class World:
         self._closed = threading.Event()
         self._monitor = FailureMonitor(engine, control)
         opener = channels.Opener(config, control)
-        self._channels = Channels(engine, control, opener, acceptor, owner, self._monitor.report, make_segment)
+        self._channels = Channels(
+            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged
+        )
         self._monitor.start()
 
     def rank_of_device(self, device: island.Device) -> int:
@@ -104,6 +105,9 @@ class World:
         """Returns the ranks of a cluster."""
         info = self.clusters[cluster]
         return range(info.first_rank, info.first_rank + info.devices)
+
+    def _staged(self, *ranks: int) -> tuple[int, int]:
+        return staging(self.config, [self.clusters[self.cluster_of_rank(rank)].platform for rank in ranks])
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
@@ -304,11 +308,11 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
     return _native.Engine(epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout)
 
 
-def native_segment() -> list[int]:
+def native_segment(slot_bytes: int, slots: int) -> list[int]:
     """Makes the shared memory of a shm channel of the native engine; the caller owns the descriptors."""
     from jax_hetccl import _native
 
-    return _native.make_shm_segment()
+    return _native.make_shm_segment(slot_bytes, slots)
 
 
 def _introduce(world: World) -> None:
