@@ -1,13 +1,20 @@
-"""Every private JAX name that _compat.py uses, checked on its own: a JAX that moves one fails here, by name."""
+"""Every private JAX name that _compat/ uses, checked on its own: a JAX that moves one fails here, by name."""
 
 import inspect
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import core, dispatch, effects
+from jax._src import mesh as mesh_lib
+from jax._src import shard_map as shard_map_lib
+from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import parallel
+from jax._src.lax.control_flow import loops
 
 from jax_hetccl import _compat
-from jax_hetccl._compat import ad, batching, core, dispatch, effects, loops, mlir, parallel, shard_map_lib
+from jax_hetccl._compat.collectives import DECOMPOSED
+from jax_hetccl._compat.communication import CommunicationEffect
 
 
 def test_tested_versions():
@@ -25,7 +32,7 @@ def test_tested_versions():
         (mlir, "aval_to_ir_type", None),
         (mlir, "lower_jaxpr_to_module", None),
         (mlir, "ir_attribute", None),
-        (_compat.mesh_lib, "use_abstract_mesh", None),
+        (mesh_lib, "use_abstract_mesh", None),
         (dispatch, "apply_primitive", ["prim"]),
         (batching, "moveaxis", None),
         (loops, "_scan_known_hoisting", ["jaxpr_known", "known_consts"]),
@@ -35,13 +42,13 @@ def test_tested_versions():
 )
 def test_function_is_where_it_was(owner, name, arguments):
     found = getattr(owner, name, None)
-    assert callable(found), f"JAX moved {owner.__name__}.{name}, which _compat.py needs"
+    assert callable(found), f"JAX moved {owner.__name__}.{name}, which _compat/ needs"
     if arguments:
         assert list(inspect.signature(found).parameters)[: len(arguments)] == arguments
 
 
 def test_lowering_rules_are_kept_in_tables():
-    for name in (*_compat.DECOMPOSED, "axis_index_p", "reduce_scatter_p", "all_gather_p"):
+    for name in (*DECOMPOSED, "axis_index_p", "reduce_scatter_p", "all_gather_p"):
         primitive = getattr(parallel, name)
         entry = mlir._lowerings[primitive]
         assert callable(entry.rule) and isinstance(entry.inline, bool), name
@@ -53,7 +60,7 @@ def test_lowering_rules_are_kept_in_tables():
 def test_our_effect_is_known_everywhere():
     kinds = ("lowerable", "control_flow_allowed", "remat_allowed", "custom_derivatives_allowed")
     for kind in (*kinds, "partial_eval_kept"):
-        assert getattr(effects, f"{kind}_effects").contains(_compat.CommunicationEffect()), kind
+        assert getattr(effects, f"{kind}_effects").contains(CommunicationEffect()), kind
     assert isinstance(dispatch.prim_requires_devices_during_lowering, set)
     assert hasattr(batching.primitive_batchers, "__setitem__")
 
@@ -82,9 +89,9 @@ def test_shard_map_has_one_transpose_rule():
 
 
 def test_a_single_operand_travels_through_each_reduction():
-    for name in _compat.DECOMPOSED:
+    for name in DECOMPOSED:
         assert not getattr(parallel, name).multiple_results, (
-            f"{name} became variadic; _compat._reduce expects one operand"
+            f"{name} became variadic; _compat/collectives.py expects one operand"
         )
 
 
@@ -132,6 +139,6 @@ def test_per_device_programs_have_what_they_need():
     f.def_partition(lambda *_: None, sharding_rule="i -> i", decode_shardings=False)
     devices = jax.devices()
     assert _compat.devices_of(jax.sharding.SingleDeviceSharding(devices[0])) == (devices[0],)
-    assert _compat.mesh_lib.empty_abstract_mesh.empty
+    assert mesh_lib.empty_abstract_mesh.empty
     jaxpr = jax.make_jaxpr(lambda x: _compat.chain_end(_compat.chain_begin(), [x], 2**64 - 1))(1.0)
     assert [str(e.primitive) for e in jaxpr.eqns] == [_compat.CHAIN_BEGIN, _compat.CHAIN_END]
