@@ -8,10 +8,11 @@
 namespace hetccl::device::abi {
 
 // The same in both interfaces.
-inline constexpr int kSuccess = 0;                 // CUDA_SUCCESS, hipSuccess
-inline constexpr int kInvalidValue = 1;            // CUDA_ERROR_INVALID_VALUE, hipErrorInvalidValue
-inline constexpr int kNoDevice = 100;              // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
-inline constexpr int kNotReady = 600;              // CUDA_ERROR_NOT_READY, hipErrorNotReady
+inline constexpr int kSuccess = 0;          // CUDA_SUCCESS, hipSuccess
+inline constexpr int kInvalidValue = 1;     // CUDA_ERROR_INVALID_VALUE, hipErrorInvalidValue
+inline constexpr int kNoDevice = 100;       // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
+inline constexpr int kInvalidDevice = 101;  // CUDA_ERROR_INVALID_DEVICE, hipErrorInvalidDevice
+inline constexpr int kNotReady = 600;       // CUDA_ERROR_NOT_READY, hipErrorNotReady
 inline constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
 inline constexpr unsigned kEventDisableTiming =
     2;  // CU_EVENT_DISABLE_TIMING, hipEventDisableTiming

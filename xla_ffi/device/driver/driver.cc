@@ -56,7 +56,9 @@ Status Driver::Initialise() {
     }
   }
   const std::string outcome = std::string(call) + " says " + Describe(code);
-  if (code == abi::kNoDevice || (code == abi::kSuccess && device_count_ == 0)) {
+  // ROCm 5 says "invalid device" where there is none.
+  if (code == abi::kNoDevice || code == abi::kInvalidDevice ||
+      (code == abi::kSuccess && device_count_ == 0)) {
     version_ = device_count_ = 0;
     no_device_ = table_.library + " finds no " + PlatformName(vendor()) + " device: " + outcome;
     return Status();

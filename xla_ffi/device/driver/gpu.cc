@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 
 #include "xla_ffi/device/driver/abi.h"
 #include "xla_ffi/device/driver/gpu_call.h"

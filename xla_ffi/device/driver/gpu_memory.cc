@@ -1,6 +1,4 @@
 // Memory of a device and of the host, and GPUDirect.
-#include <atomic>
-
 #include "xla_ffi/device/driver/abi.h"
 #include "xla_ffi/device/driver/gpu.h"
 #include "xla_ffi/device/driver/gpu_call.h"
