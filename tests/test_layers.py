@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
-PURE = ("plan", "ordering.schedule", "syncing.shares")
+PURE = ("plan", "ordering.overlap", "ordering.schedule", "syncing.shares")
 
 
 def _group(module: str) -> str:
