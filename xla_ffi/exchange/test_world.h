@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/device/host_space.h"
 #include "xla_ffi/exchange/engine.h"
 #include "xla_ffi/transport/shm/factory.h"
 #include "xla_ffi/transport/tcp/factory.h"
@@ -23,7 +24,14 @@ namespace hetccl {
 
 enum class Wire { kTcp, kShm, kLoopback };
 
-inline transport::testing::Pair MakeWire(Wire wire) {
+inline device::Space& HostMemory() {
+  static auto* space = new device::HostSpace();
+  return *space;
+}
+
+// A channel between buffers in two spaces; small slots, so that few bytes need many.
+inline transport::testing::Pair MakeWire(Wire wire, device::Space& from = HostMemory(),
+                                         device::Space& to = HostMemory()) {
   if (wire == Wire::kLoopback) return transport::testing::MakeLoopback();
   int fds[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
@@ -31,17 +39,22 @@ inline transport::testing::Pair MakeWire(Wire wire) {
   left.emplace_back(fds[0]);
   right.emplace_back(fds[1]);
   transport::testing::Pair pair;
+  Status status;
   if (wire == Wire::kTcp) {
-    EXPECT_TRUE(transport::tcp::MakeSender(std::move(left), &pair.sender).ok());
-    EXPECT_TRUE(transport::tcp::MakeReceiver(std::move(right), &pair.receiver).ok());
+    const transport::Staging staging{4096, 4};
+    status = transport::tcp::MakeSender(std::move(left), from, staging, &pair.sender);
+    EXPECT_TRUE(status.ok()) << status.message();
+    status = transport::tcp::MakeReceiver(std::move(right), to, staging, &pair.receiver);
   } else {
     UniqueFd memfd;
     EXPECT_TRUE(transport::shm::MakeSegment(4096, 4, &memfd).ok());
     left.emplace_back(::dup(memfd.get()));
     right.push_back(std::move(memfd));
-    EXPECT_TRUE(transport::shm::MakeSender(std::move(left), &pair.sender).ok());
-    EXPECT_TRUE(transport::shm::MakeReceiver(std::move(right), &pair.receiver).ok());
+    status = transport::shm::MakeSender(std::move(left), from, &pair.sender);
+    EXPECT_TRUE(status.ok()) << status.message();
+    status = transport::shm::MakeReceiver(std::move(right), to, &pair.receiver);
   }
+  EXPECT_TRUE(status.ok()) << status.message();
   return pair;
 }
 
@@ -104,7 +117,10 @@ class TestWorld {
   void Destroy(int rank) { engines_[rank].reset(); }
 
   void Connect(Wire wire) {
-    for (uint32_t from = 0; from < 2; ++from) Connect(from, MakeWire(wire));
+    for (uint32_t from = 0; from < 2; ++from) {
+      Connect(from, MakeWire(wire, engines_[from]->SpaceOf(from),
+                             engines_[1 - from]->SpaceOf(1 - from)));
+    }
   }
   void Connect(uint32_t from, transport::testing::Pair pair) {
     AddOutgoing(from, std::move(pair.sender));
