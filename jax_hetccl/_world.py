@@ -17,7 +17,7 @@ import jax
 
 from jax_hetccl import island
 from jax_hetccl._config import Config, resolve
-from jax_hetccl._errors import HetcclError
+from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, staging
 from jax_hetccl.failure import FailureMonitor
 from jax_hetccl.island import ClusterInfo
@@ -134,6 +134,8 @@ class World:
     @property
     def failure(self) -> HetcclError | None:
         """The world's first error, or None while all is well."""
+        if self._monitor.error is None and self.engine is not None and (adopted := self.engine.failure()) is not None:
+            return error_from(adopted.kind, adopted.message)  # the clusters have not agreed on one yet
         return self._monitor.error
 
     def fail(self, kind: str, message: str) -> None:
@@ -305,7 +307,16 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
     """Makes the native engine of this world."""
     from jax_hetccl import _native
 
-    return _native.Engine(epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout)
+    staging = {} if config.slot_kb is None else {"staging_slot_bytes": config.slot_kb << 10}
+    staging |= {} if config.slots is None else {"staging_slots": config.slots}
+    return _native.Engine(
+        epoch=control.epoch,
+        timeout_s=config.timeout,
+        arrival_timeout_s=config.arrival_timeout,
+        stream_sync=config.stream_sync,
+        on_integer_failure={"abort": "exit", "raise": "raise"}[config.on_integer_failure],
+        **staging,
+    )
 
 
 def native_segment(slot_bytes: int, slots: int) -> list[int]:
@@ -319,8 +330,12 @@ def _introduce(world: World) -> None:
     """Tells the engine who is who."""
     for rank in range(world.size):
         world.engine.set_rank_name(rank, world.rank_name(rank))
+    platform = island.XLA_PLATFORMS[world.clusters[world.cluster].platform]
     for device in jax.local_devices():
-        world.engine.set_local_device(island.ordinal(device), world.rank_of_device(device))
+        try:
+            world.engine.set_local_device(island.ordinal(device), world.rank_of_device(device), platform)
+        except RuntimeError as error:
+            raise HetcclError(f"{world.config.member_name} cannot use {device} for exchanges: {error}") from error
 
 
 def _use_engine(engine: Any) -> None:

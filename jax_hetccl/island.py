@@ -9,11 +9,14 @@ import jax
 
 from jax_hetccl import _compat
 from jax_hetccl._config import Config
-from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
+from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError, UnsupportedError
 from jax_hetccl.rendezvous import addresses
 from jax_hetccl.rendezvous.control import ControlPlane
 
 Device: TypeAlias = Any  # `jax.Device` is an attribute that type checkers do not take for a class
+
+# The platforms of clusters, with XLA's names of them, under which custom calls are registered.
+XLA_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,7 @@ class ClusterInfo:
       name: its name.
       processes: how many processes it has.
       devices: how many devices it has.
-      platform: JAX's platform name, such as `"cpu"` or `"gpu"`.
+      platform: `"cpu"`, `"cuda"` or `"rocm"`.
       device_kinds: the different kinds of devices, sorted.
       jax_version: the version of JAX it runs.
       first_rank: the rank of its first device.
@@ -114,7 +117,8 @@ def describe_devices() -> dict[str, Any]:
 
 
 def ordinal(device: Device) -> int:
-    """The number by which a handler of the FFI knows `device`: the global id on CPU, else the local one."""
+    """The number by which a handler of the FFI knows `device`: the global id on CPU, else the driver's number of it in
+    this process, which counts visible devices only."""
     if device.platform == "cpu":
         return device.id
     local = device.local_hardware_id
@@ -122,10 +126,20 @@ def ordinal(device: Device) -> int:
 
 
 def vendor(device: Device) -> str:
-    """The platform, with "gpu" told apart: clusters of two vendors round differently."""
-    if device.platform != "gpu":
-        return device.platform
-    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    """The platform, with "gpu" told apart: clusters of two vendors round differently.
+
+    Raises:
+      UnsupportedError: devices of another platform.
+    """
+    name = device.platform
+    if name == "gpu":
+        name = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    if name not in XLA_PLATFORMS:
+        raise UnsupportedError(
+            f"clusters of {name} devices ({device.device_kind}) are not supported; supported platforms: "
+            f"{', '.join(XLA_PLATFORMS)}. Choose one with JAX_PLATFORMS."
+        )
+    return name
 
 
 def assemble(control: ControlPlane, records: dict[int, Any]) -> tuple[tuple[ClusterInfo, ...], dict[int, int]]:
