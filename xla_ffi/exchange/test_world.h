@@ -113,6 +113,13 @@ class TestWorld {
     }
   }
 
+  // Makes the rank's device a GPU with this ordinal: the rank's own number. Before Connect.
+  void SetGpu(int rank, std::shared_ptr<device::StreamSpace> space) {
+    const int ordinal = space->gpu().ordinal();
+    ordinals_[rank] = ordinal;
+    engines_[rank]->SetLocalDevice(ordinal, static_cast<uint32_t>(rank), std::move(space));
+  }
+
   Engine& engine(int rank) { return *engines_[rank]; }
   void Destroy(int rank) { engines_[rank].reset(); }
 
@@ -141,7 +148,8 @@ class TestWorld {
       if (only_rank >= 0 && rank != static_cast<uint32_t>(only_rank)) continue;
       const std::vector<PeerRange> range = {{1 - rank, 0, 0, count * sizeof(float)}};
       const Status status = engines_[rank]->AddPlan(
-          plan, text, wire_id ? wire_id : std::hash<std::string>()(text), 0, range, range, {});
+          plan, text, wire_id ? wire_id : std::hash<std::string>()(text), ordinals_[rank], range,
+          range, {});
       EXPECT_TRUE(status.ok()) << status.message();
     }
   }
@@ -184,6 +192,7 @@ class TestWorld {
 
  private:
   std::array<std::unique_ptr<Engine>, 2> engines_;
+  std::array<int, 2> ordinals_{};  // of the ranks' devices
 };
 
 }  // namespace hetccl

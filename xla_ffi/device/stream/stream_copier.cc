@@ -15,8 +15,7 @@ constexpr auto kCloseBound = std::chrono::seconds(5);
 
 StreamCopier::StreamCopier(std::shared_ptr<StreamSpace> space, Direction direction)
     : space_(std::move(space)),
-      direction_(direction),
-      stream_(direction == Direction::kOut ? space_->out_ : space_->in_) {}
+      direction_(direction) {}
 
 Status StreamCopier::Initialise() {
   const ScopedCurrent current(space_->gpu_);
@@ -43,14 +42,15 @@ Status StreamCopier::Submit(const CopyPiece* pieces, size_t count, bool) {
   if (Status status = space_->Enter(); !status.ok()) return status;
   const Gpu& gpu = space_->gpu_;
   if (submitted_ == ended_) last_progress_ = Clock::now();
+  const Stream stream = space_->copy_stream(direction_);
   for (size_t i = 0; i < count; ++i) {
     const CopyPiece& piece = pieces[i];
     Status status = direction_ == Direction::kOut
-                        ? gpu.MemcpyDtoHAsync(piece.to, piece.from, piece.bytes, stream_)
-                        : gpu.MemcpyHtoDAsync(piece.to, piece.from, piece.bytes, stream_);
+                        ? gpu.MemcpyDtoHAsync(piece.to, piece.from, piece.bytes, stream)
+                        : gpu.MemcpyHtoDAsync(piece.to, piece.from, piece.bytes, stream);
     if (!status.ok()) return lost_ = status;
   }
-  if (Status status = space_->marks_.Record(marks_[submitted_ % kDepth], stream_); !status.ok()) {
+  if (Status status = space_->marks_.Record(marks_[submitted_ % kDepth], stream); !status.ok()) {
     return lost_ = status;
   }
   ++submitted_;
@@ -85,13 +85,13 @@ bool StreamCopier::Quiet() {
   // Pieces of the failed submission may be queued, and no mark stands for them.
   bool idle = false;
   if (!space_->Enter().ok()) return true;
-  return !space_->gpu_.StreamQuery(stream_, &idle).ok() || idle;
+  return !space_->gpu_.StreamQuery(space_->copy_stream(direction_), &idle).ok() || idle;
 }
 
 Status StreamCopier::CheckDevice() {
   if (Status status = space_->Enter(); !status.ok()) return status;
   bool idle = false;
-  return space_->gpu_.StreamQuery(stream_, &idle);
+  return space_->gpu_.StreamQuery(space_->copy_stream(direction_), &idle);
 }
 
 }  // namespace hetccl::device

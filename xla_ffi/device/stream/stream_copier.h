@@ -33,7 +33,6 @@ class StreamCopier final : public Copier {
 
   const std::shared_ptr<StreamSpace> space_;
   const Direction direction_;
-  const Stream stream_;
   std::array<Mark*, kDepth> marks_{};  // of submission n % kDepth
   uint64_t submitted_ = 0;
   uint64_t ended_ = 0;

@@ -137,11 +137,13 @@ Status StreamSpace::Open(const StreamSpaceOptions& options, std::shared_ptr<Stre
 Status StreamSpace::Initialise() {
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
-  for (Stream* stream : {&out_, &in_}) {
+  for (std::atomic<Stream>* place : {&out_, &in_}) {
     allocations_.calls.fetch_add(1);
-    if (Status status = gpu_.StreamCreate(/*high_priority=*/true, stream); !status.ok()) {
+    Stream stream = nullptr;
+    if (Status status = gpu_.StreamCreate(/*high_priority=*/true, &stream); !status.ok()) {
       return status;
     }
+    place->store(stream);
   }
   if (Status status = marks_.Reserve(kMarks); !status.ok()) return status;
   if (Status status = flags_.Reserve(kFlags); !status.ok()) return status;
@@ -222,9 +224,14 @@ Status StreamSpace::MarkStart(Queue queue, std::shared_ptr<Gate>* gate) {
 Status StreamSpace::HoldQueue(Queue queue, std::shared_ptr<Hold>* hold) {
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
+  if (Status status = Separate(ToStream(queue)); !status.ok()) return status;
+  return HoldStream(ToStream(queue), hold);
+}
+
+Status StreamSpace::HoldStream(Stream stream, std::shared_ptr<Hold>* hold) {
   Flag* flag = nullptr;
   if (Status status = flags_.Acquire(&flag); !status.ok()) return status;
-  if (Status status = flags_.Hold(flag, ToStream(queue)); !status.ok()) {
+  if (Status status = flags_.Hold(flag, stream); !status.ok()) {
     flags_.Abandon(flag);
     return status;
   }

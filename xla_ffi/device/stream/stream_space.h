@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,7 +70,9 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   StreamSync sync() const { return sync_; }
   const Gpu& gpu() const { return gpu_; }
 
-  // The rest is for handlers. Queues a hold, fills, or a copy within the device.
+  // The rest is for handlers. Queues a hold, fills, or a copy within the device. The first hold of a
+  // stream makes sure that the copy streams run on while that stream is held; this alone waits, for
+  // what the stream still has to do.
   Status HoldQueue(Queue queue, std::shared_ptr<Hold>* hold);
   Status Fill(const std::vector<FillRange>& ranges, Queue queue);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue);
@@ -94,14 +99,24 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // Makes the device current on a thread of ours, for good.
   Status Enter() const;
   Status FillOn(const FillRange& range, Stream stream) const;
+  Status HoldStream(Stream stream, std::shared_ptr<Hold>* hold);
+  // Streams share the hardware's queues, and a held stream holds up all streams of its queue: copy
+  // streams that share one with this stream are replaced.
+  Status Separate(Stream held);
+  Status TrySeparate(Stream held, bool* separate);
+  Stream copy_stream(Direction direction) const {
+    return (direction == Direction::kOut ? out_ : in_).load(std::memory_order_acquire);
+  }
 
   const Gpu& gpu_;
   const StreamSync sync_;
-  Stream out_ = nullptr;
-  Stream in_ = nullptr;
+  std::atomic<Stream> out_{nullptr};
+  std::atomic<Stream> in_{nullptr};
   Allocations allocations_;
   MarkPool marks_;
   FlagPool flags_;
+  std::mutex separation_mutex_;  // held while one stream is being tried
+  std::set<Stream> separate_;    // guarded by it
 };
 
 }  // namespace hetccl::device
