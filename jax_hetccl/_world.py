@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -25,6 +25,9 @@ from jax_hetccl.rendezvous import channels
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +197,22 @@ class World:
             table.add_row(info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version)
         console = Console(file=io.StringIO(), width=100)
         console.print(table)
+        if any(info.gpus for info in self.clusters):
+            console.print(self._gpu_table())
         return console.file.getvalue()  # type: ignore[attr-defined]
+
+    def _gpu_table(self) -> Table:
+        """GPUs by rank, as far as the vendors' bindings show them."""
+        from rich.table import Table
+
+        table = Table("rank", "PCI", "NUMA", "stream memory operations", "dma-buf", "GPUDirect RDMA")
+        for info in self.clusters:
+            for rank, gpu in zip(self.ranks_of_cluster(info.index), info.gpus, strict=False):
+                yes = [
+                    {None: "?", 0: "no"}.get(v, "yes") for v in (gpu.stream_memops, gpu.dma_buf, gpu.gpu_direct_rdma)
+                ]
+                table.add_row(str(rank), gpu.pci or "?", "?" if gpu.numa is None else str(gpu.numa), *yes)
+        return table
 
 
 _lock = threading.RLock()

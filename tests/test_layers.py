@@ -16,7 +16,7 @@ MODULES = {
 
 # Bottom to top. A module may import lower layers and its own group; groups of one layer do not know each other.
 LAYERS: list[set[str]] = [
-    {"_errors", "_secret", "_compat", "_native", "plan"},
+    {"_errors", "_secret", "_compat", "_native", "gpus", "plan"},
     {"_config", "exchange"},
     {"rendezvous"},
     {"island", "connect", "failure"},
@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
     {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
     {"_replicas"},
     {""},  # the public names
-    {"launch"},
+    {"launch", "doctor"},
     {"demo"},
     {"cli"},
 ]

@@ -37,7 +37,7 @@ class Child:
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `end`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", module],  # -P: the installed package, not a source tree in this folder
             env={**os.environ, "PYTHONPATH": path, **environ},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, bufsize=1,
         )  # fmt: skip
