@@ -214,7 +214,7 @@ def tied_behind(op: ir.Operation, chain: ir.Value, end: ir.Operation) -> ir.Valu
         return chain
     at = next((i for i, v in enumerate(operands) if is_settled(v)), 0)
     with ir.InsertionPoint(end):
-        value, chain = hlo.optimization_barrier([operands[at], chain])
+        value, chain = _barrier(operands[at], chain)
     op.operands[at] = value
     return chain
 
@@ -235,11 +235,17 @@ def tied_before(op: ir.Operation, chain: ir.Value, end: ir.Operation, ran: Seque
             later = [use for use in value.uses if _in_block(use.owner, op) not in ran]
             if later:
                 with ir.InsertionPoint(end):
-                    through, chain = hlo.optimization_barrier([value, chain])
+                    through, chain = _barrier(value, chain)
                 for use in later:
                     use.owner.operands[use.operand_number] = through
                 return chain
     return chain
+
+
+def _barrier(*values: ir.Value) -> list[ir.Value]:
+    """The values as they are once all of them exist."""
+    results: Any = hlo.optimization_barrier(values)
+    return list(results)
 
 
 def _in_block(inner_op: Any, op: ir.Operation) -> ir.Operation:
