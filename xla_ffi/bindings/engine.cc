@@ -102,7 +102,7 @@ nb::dict Stats(EngineObject& self) {
 
 // A device of the engine together with what it was opened with.
 void SetLocalDevice(EngineObject& self, int ordinal, uint32_t rank, const std::string& platform) {
-  if (platform == "cpu") return self.engine->SetLocalDevice(ordinal, rank);
+  if (platform == "cpu") return Raise(self.engine->SetLocalDevice(ordinal, rank));
   device::StreamSpaceOptions options;
   options.ordinal = ordinal;
   options.sync = self.stream_sync;
@@ -116,7 +116,7 @@ void SetLocalDevice(EngineObject& self, int ordinal, uint32_t rank, const std::s
   }
   std::shared_ptr<device::StreamSpace> gpu;
   Raise(device::StreamSpace::Open(options, &gpu));
-  self.engine->SetLocalDevice(ordinal, rank, std::move(gpu));
+  Raise(self.engine->SetLocalDevice(ordinal, rank, std::move(gpu)));
 }
 
 bool ExitsOnIntegerFailure(const std::string& word) {

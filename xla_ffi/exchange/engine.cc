@@ -56,10 +56,18 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() { (void)Close(std::chrono::seconds(5)).ok(); }
 
-void Engine::SetLocalDevice(int device_ordinal, uint32_t rank,
-                            std::shared_ptr<device::StreamSpace> gpu) {
+Status Engine::SetLocalDevice(int device_ordinal, uint32_t rank,
+                              std::shared_ptr<device::StreamSpace> gpu) {
   std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [ordinal, other] : local_devices_) {
+    if (gpu == nullptr || other.gpu == nullptr || ordinal == device_ordinal) continue;
+    if (gpu->sync() != device::StreamSync::kHostFunc) continue;
+    return InternalError(
+        "with host functions (HETCCL_STREAM_SYNC=hostfunc, or a device without stream memory "
+        "operations) a process can have one GPU: run one process for each GPU");
+  }
   local_devices_[device_ordinal] = {rank, std::move(gpu)};
+  return Status();
 }
 
 device::Space& Engine::SpaceOf(uint32_t rank) {

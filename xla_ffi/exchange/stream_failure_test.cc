@@ -159,6 +159,18 @@ TEST_P(StreamFailureTest, MovedBuffersAreAnErrorAndTheStreamStillWaits) {
   EXPECT_EQ(world_->engine(0).Stats().copied, 1u);
 }
 
+TEST_P(StreamFailureTest, HostFunctionsServeOneGpuOfAProcess) {
+  device::StreamSpaceOptions open;
+  open.vendor = GetParam().vendor;
+  open.ordinal = 1;
+  open.sync = GetParam().sync;
+  open.library = twin::Library(open.vendor);
+  std::shared_ptr<device::StreamSpace> second;
+  ASSERT_TRUE(device::StreamSpace::Open(open, &second).ok());
+  const Status status = world_->engine(0).SetLocalDevice(1, 7, second);
+  EXPECT_EQ(status.ok(), GetParam().sync == "memops");
+}
+
 TEST_P(StreamFailureTest, IntegersAreZeroOnRequest) {
   EngineOptions options = TestWorld::Quick();
   options.exit_on_integer_failure = false;

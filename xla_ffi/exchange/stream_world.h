@@ -162,16 +162,22 @@ class StreamFixture : public ::testing::TestWithParam<Setup> {
  protected:
   StreamFixture() { Connect(TestWorld::Quick()); }
 
+  // Two programs that host functions hold want two drivers, as two processes have them.
+  device::Vendor RightVendor() const {
+    if (GetParam().sync == "memops") return GetParam().vendor;
+    return GetParam().vendor == device::Vendor::kCuda ? device::Vendor::kHip
+                                                      : device::Vendor::kCuda;
+  }
   void Connect(const EngineOptions& options) {
     left_.reset();
     right_.reset();
     world_ = std::make_unique<TestWorld>(options, options);
     for (int rank = 0; rank < (GetParam().peer == Peer::kGpu ? 2 : 1); ++rank) {
       device::StreamSpaceOptions open;
-      open.vendor = GetParam().vendor;
+      open.vendor = rank == 0 ? GetParam().vendor : RightVendor();
       open.ordinal = rank;
       open.sync = GetParam().sync;
-      open.library = twin::Library(GetParam().vendor);
+      open.library = twin::Library(open.vendor);
       std::shared_ptr<device::StreamSpace> space;
       EXPECT_OK(device::StreamSpace::Open(open, &space));
       world_->SetGpu(rank, space);

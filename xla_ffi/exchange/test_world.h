@@ -107,17 +107,19 @@ class TestWorld {
     engines_[0] = std::make_unique<Engine>(left);
     engines_[1] = std::make_unique<Engine>(right);
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      engines_[rank]->SetLocalDevice(0, rank);
+      EXPECT_TRUE(engines_[rank]->SetLocalDevice(0, rank).ok());
       engines_[rank]->directory().SetRank(0, "left/0 rank 0");
       engines_[rank]->directory().SetRank(1, "right/0 rank 1");
     }
   }
 
-  // Makes the rank's device a GPU with this ordinal: the rank's own number. Before Connect.
+  // Makes the rank's device a GPU. Before Connect.
   void SetGpu(int rank, std::shared_ptr<device::StreamSpace> space) {
     const int ordinal = space->gpu().ordinal();
     ordinals_[rank] = ordinal;
-    engines_[rank]->SetLocalDevice(ordinal, static_cast<uint32_t>(rank), std::move(space));
+    const Status status =
+        engines_[rank]->SetLocalDevice(ordinal, static_cast<uint32_t>(rank), std::move(space));
+    EXPECT_TRUE(status.ok()) << status.message();
   }
 
   Engine& engine(int rank) { return *engines_[rank]; }
