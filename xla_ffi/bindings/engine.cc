@@ -177,8 +177,7 @@ void DefineEngine(nb::module_& module) {
            "proxy_threads"_a = 0, "spin_us"_a = 50.0, "stream_sync"_a = "auto",
            "on_integer_failure"_a = "exit", "staging_slot_bytes"_a = uint64_t{1} << 20,
            "staging_slots"_a = uint64_t{8}, "copy_threads"_a = 0)
-      .def("set_local_device", &SetLocalDevice, "device_ordinal"_a, "rank"_a,
-           "platform"_a = "cpu")
+      .def("set_local_device", &SetLocalDevice, "device_ordinal"_a, "rank"_a, "platform"_a = "cpu")
       .def(
           "set_rank_name",
           [](EngineObject& self, uint32_t rank, std::string name) {

@@ -65,8 +65,7 @@ Status PoolCopier::Submit(const CopyPiece* pieces, size_t count, bool past_cache
   for (size_t i = 0; i < count; ++i) {
     for (size_t offset = 0; offset < pieces[i].bytes; offset += kJobBytes) {
       const size_t bytes = std::min(kJobBytes, pieces[i].bytes - offset);
-      jobs_.push_back(
-          {{pieces[i].to + offset, pieces[i].from + offset, bytes}, past_cache, left});
+      jobs_.push_back({{pieces[i].to + offset, pieces[i].from + offset, bytes}, past_cache, left});
     }
   }
   left->store(static_cast<int>(jobs_.size()), std::memory_order_relaxed);

@@ -15,8 +15,8 @@
 
 namespace hetccl::device {
 
-// Owns its threads, "hetccl-copy-N": none before the first work, at most the given number, joined by
-// Stop. Thread-safe; no lock is held while bytes are copied.
+// Owns its threads, "hetccl-copy-N": none before the first work, at most the given number, joined
+// by Stop. Thread-safe; no lock is held while bytes are copied.
 class CopyPool {
  public:
   // 0: half the cores, 1 to 8.

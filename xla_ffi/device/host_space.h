@@ -10,8 +10,8 @@
 
 namespace hetccl::device {
 
-// Slots from this size on are those of a pair with a GPU, whose link is faster than one core copies:
-// several threads share the copies then.
+// Slots from this size on are those of a pair with a GPU, whose link is faster than one core
+// copies: several threads share the copies then.
 inline constexpr size_t kSharedCopyFrom = 1 << 20;
 
 // Copies smaller slots on the calling thread.

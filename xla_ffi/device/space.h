@@ -45,7 +45,8 @@ class Copier {
   virtual bool Quiet() = 0;
 };
 
-// Memory that copiers of a space may use as slots. Released with this object, which keeps the space.
+// Memory that copiers of a space may use as slots. Released with this object, which keeps the
+// space.
 class SlotMemory {
  public:
   virtual ~SlotMemory() = default;

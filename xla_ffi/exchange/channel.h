@@ -122,7 +122,8 @@ class Channel : public proxy::Task {
   void Break(Status status);
   // Breaks if the peer is gone; `needed_by` is the operation that needs it, or null when idle.
   void CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by);
-  // Whether the exchange's device has come to its start. Breaks if the device is lost. Proxy thread.
+  // Whether the exchange's device has come to its start. Breaks if the device is lost. Proxy
+  // thread.
   bool Started(Exchange* exchange);
   // Waits, bounded, until nothing touches the memory of the message under way. Closing thread.
   static void AwaitQuiet(transport::Endpoint* endpoint);

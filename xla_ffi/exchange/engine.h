@@ -97,9 +97,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // `gpu`: the device's memory and streams; null for a device whose buffers are host memory. An error
-  // for a second GPU where streams are held by host functions: drivers run those one at a time, so
-  // one device's hold could keep the other from what the first one's peers wait for.
+  // `gpu`: the device's memory and streams; null for a device whose buffers are host memory. An
+  // error for a second GPU where streams are held by host functions: drivers run those one at a
+  // time, so one device's hold could keep the other from what the first one's peers wait for.
   Status SetLocalDevice(int device_ordinal, uint32_t rank,
                         std::shared_ptr<device::StreamSpace> gpu = nullptr);
   // Where the buffers of this local rank lie. For transports.

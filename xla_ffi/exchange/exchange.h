@@ -22,8 +22,8 @@ namespace hetccl {
 // from then on no thread of the engine touches the exchange's buffers.
 //
 // Completion: the waiter runs on the completion pool, not on the thread that ended the last part
-// (that is a proxy thread, and the waiter may run the rest of an XLA program), unless it promises to
-// be brief: only then is it worth the two thread switches that are saved. No lock is held then.
+// (that is a proxy thread, and the waiter may run the rest of an XLA program), unless it promises
+// to be brief: only then is it worth the two thread switches that are saved. No lock is held then.
 class Exchange {
  public:
   using Waiter = std::function<void(bool failed)>;

@@ -177,8 +177,8 @@ Status IncomingChannel::OverdueOldest(TimePoint now) const {
     return Mismatch(stranger_->header, oldest, now - stranger_->since);
   }
   if (!overdue) return Status();
-  return Timeout(*oldest.exchange, "received", "from", /*moved=*/0, oldest.bytes,
-                 waited, /*under_way=*/false,
+  return Timeout(*oldest.exchange, "received", "from", /*moved=*/0, oldest.bytes, waited,
+                 /*under_way=*/false,
                  attached_ ? "the peer has not reached this operation: it may still compile, be "
                              "stuck, or run another program"
                            : "the peer has not connected: it may still compile, be stuck, or run "

@@ -67,8 +67,8 @@ class IncomingChannel final : public Channel {
   };
 
   Expected ExpectedOf(const Part& part) const;
-  // Looks for the receive that the head belongs to and makes it current, once its device has come to
-  // its start.
+  // Looks for the receive that the head belongs to and makes it current, once its device has come
+  // to its start.
   enum class Found { kNothing, kCurrent, kNotStarted, kBroken };
   Found MatchHead(const transport::WireHeader& head);
   // Begins to receive the part at this place; false if the channel has failed meanwhile.

@@ -106,9 +106,8 @@ void OutgoingChannel::CheckDeadlines(TimePoint now) {
     if (!current_ || broken_.load(std::memory_order_relaxed)) return;
     const bool begun = begun_.load(std::memory_order_relaxed);
     const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
-    const TimePoint since =
-        std::max({current_->posted, current_->exchange->started_at(), idle_since_,
-                  begun ? progress : TimePoint()});
+    const TimePoint since = std::max({current_->posted, current_->exchange->started_at(),
+                                      idle_since_, begun ? progress : TimePoint()});
     const Bounds& bounds = context_->bounds;
     if (now - since < (begun ? bounds.progress : bounds.arrival)) return;
     timeout = Timeout(*current_->exchange, "sent", "to", moved_.load(std::memory_order_relaxed),

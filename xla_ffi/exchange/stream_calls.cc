@@ -41,11 +41,12 @@ Status Pass(StreamSpace& gpu, const std::vector<Passed>& values, device::Queue q
 
 // Ends the process: the program would go on with integers that nobody sent.
 void ExitWith(const Status& failure) {
-  std::fprintf(stderr,
-               "hetccl %s: %s\nhetccl: the exchange receives integers, which cannot be poisoned, so "
-               "this process ends; HETCCL_ON_INTEGER_FAILURE=raise delivers zeros and raises at the "
-               "next check instead\n",
-               KindName(failure.kind()), failure.message().c_str());
+  std::fprintf(
+      stderr,
+      "hetccl %s: %s\nhetccl: the exchange receives integers, which cannot be poisoned, so "
+      "this process ends; HETCCL_ON_INTEGER_FAILURE=raise delivers zeros and raises at the "
+      "next check instead\n",
+      KindName(failure.kind()), failure.message().c_str());
   std::fflush(stderr);
   ::_exit(1);
 }
@@ -131,10 +132,9 @@ Status DoneOnStream(Engine& engine, const StreamDone& done) {
   if (exchange == nullptr) {
     // A start after the failure begins nothing and has poisoned the receives.
     if (!engine.failure().ok()) return Pass(*gpu, done.passed, done.queue);
-    return InternalError(
-        "hetccl_exchange_done: no exchange of plan " + std::to_string(done.plan) +
-        " was started on GPU " + std::to_string(done.device_ordinal) +
-        "; done was called twice, or the world that started it was shut down");
+    return InternalError("hetccl_exchange_done: no exchange of plan " + std::to_string(done.plan) +
+                         " was started on GPU " + std::to_string(done.device_ordinal) +
+                         "; done was called twice, or the world that started it was shut down");
   }
   const bool moved = done.moved || exchange->receive_addresses != receives ||
                      exchange->send_addresses != done.sends;

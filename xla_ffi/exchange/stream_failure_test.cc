@@ -82,7 +82,8 @@ TEST_P(StreamFailureTest, TheArrivalBoundBeginsWhenTheDeviceComesToTheStart) {
   DoneBoth(first);
   ExpectSwapped(first);
   if (right_ == nullptr) return;  // a host has come to the start when it posts
-  control_.Delay(cuda() ? "cuMemsetD32Async" : "hipMemsetD32Async", 250000);  // twice before a start
+  control_.Delay(cuda() ? "cuMemsetD32Async" : "hipMemsetD32Async",
+                 250000);  // twice before a start
   Both both = StartBoth({1}, 5000, 3, 4);
   control_.Delay(cuda() ? "cuMemsetD32Async" : "hipMemsetD32Async", 0);
   DoneBoth(both);

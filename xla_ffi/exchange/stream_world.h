@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -153,8 +153,7 @@ struct Setup {
 
 inline std::string Name(const Setup& setup) {
   return std::string(device::PlatformName(setup.vendor)) + "_" + setup.sync + "_" +
-         (setup.wire == Wire::kShm ? "shm" : "tcp") +
-         (setup.peer == Peer::kGpu ? "_gpu" : "_host");
+         (setup.wire == Wire::kShm ? "shm" : "tcp") + (setup.peer == Peer::kGpu ? "_gpu" : "_host");
 }
 
 // Rank 0 is a GPU; rank 1 another one or a host.
@@ -195,8 +194,8 @@ class StreamFixture : public ::testing::TestWithParam<Setup> {
     float left_value, right_value;
   };
   Both StartBoth(const Call& call, size_t count, float left_value, float right_value) {
-    Both both{left_->Make(call.plan, count, left_value), {}, nullptr, count, left_value,
-              right_value};
+    Both both{
+        left_->Make(call.plan, count, left_value), {}, nullptr, count, left_value, right_value};
     EXPECT_OK(left_->Start(both.left, call));
     if (right_ != nullptr) {
       both.right = right_->Make(call.plan, count, right_value);

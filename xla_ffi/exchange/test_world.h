@@ -127,8 +127,8 @@ class TestWorld {
 
   void Connect(Wire wire) {
     for (uint32_t from = 0; from < 2; ++from) {
-      Connect(from, MakeWire(wire, engines_[from]->SpaceOf(from),
-                             engines_[1 - from]->SpaceOf(1 - from)));
+      Connect(from,
+              MakeWire(wire, engines_[from]->SpaceOf(from), engines_[1 - from]->SpaceOf(1 - from)));
     }
   }
   void Connect(uint32_t from, transport::testing::Pair pair) {
@@ -149,9 +149,9 @@ class TestWorld {
     for (uint32_t rank = 0; rank < 2; ++rank) {
       if (only_rank >= 0 && rank != static_cast<uint32_t>(only_rank)) continue;
       const std::vector<PeerRange> range = {{1 - rank, 0, 0, count * sizeof(float)}};
-      const Status status = engines_[rank]->AddPlan(
-          plan, text, wire_id ? wire_id : std::hash<std::string>()(text), ordinals_[rank], range,
-          range, {});
+      const Status status =
+          engines_[rank]->AddPlan(plan, text, wire_id ? wire_id : std::hash<std::string>()(text),
+                                  ordinals_[rank], range, range, {});
       EXPECT_TRUE(status.ok()) << status.message();
     }
   }

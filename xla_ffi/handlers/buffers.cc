@@ -85,8 +85,8 @@ ffi::ErrorOr<size_t> ReceivesEnd(size_t results, const ffi::Dictionary& attribut
   const auto kept = Integer(attributes, "kept");
   if (kept.has_error()) return ffi::Unexpected(kept.error());
   if (*kept < 0 || static_cast<size_t>(*kept) > results - 2) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument(
-        "hetccl_exchange_start: more results are kept than exist"));
+    return ffi::Unexpected(
+        ffi::Error::InvalidArgument("hetccl_exchange_start: more results are kept than exist"));
   }
   return results - static_cast<size_t>(*kept);
 }

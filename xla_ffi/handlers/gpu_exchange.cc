@@ -131,13 +131,13 @@ static ffi::Error GpuStatus(void* stream, int32_t device, ffi::RemainingArgs arg
 }  // namespace hetccl::handlers
 
 // Every one of them takes the program's stream and the device before its operands.
-#define HETCCL_GPU_HANDLER(symbol, function)                                      \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, hetccl::handlers::function,               \
-                                xla::ffi::Ffi::Bind()                             \
-                                    .Ctx<xla::ffi::PlatformStream<void*>>()       \
-                                    .Ctx<xla::ffi::DeviceOrdinal>()               \
-                                    .RemainingArgs()                              \
-                                    .RemainingRets()                              \
+#define HETCCL_GPU_HANDLER(symbol, function)                                \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, hetccl::handlers::function,         \
+                                xla::ffi::Ffi::Bind()                       \
+                                    .Ctx<xla::ffi::PlatformStream<void*>>() \
+                                    .Ctx<xla::ffi::DeviceOrdinal>()         \
+                                    .RemainingArgs()                        \
+                                    .RemainingRets()                        \
                                     .Attrs())
 
 HETCCL_GPU_HANDLER(HetcclGpuExchangeStart, GpuStart);

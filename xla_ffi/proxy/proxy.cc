@@ -20,8 +20,8 @@ constexpr unsigned kStepsBetweenPolls = 64;
 // Sleep is never longer, so that a lost wake-up costs a second and not a hang.
 constexpr int kMaxSleepMs = 1000;
 
-// A device is asked this often: seldom enough to leave the core to others during a long kernel, often
-// enough to cost a few per cent of what it was waited for.
+// A device is asked this often: seldom enough to leave the core to others during a long kernel,
+// often enough to cost a few per cent of what it was waited for.
 constexpr auto kShortestNap = std::chrono::microseconds(10);
 constexpr auto kLongestNap = std::chrono::microseconds(100);
 constexpr int kNapFraction = 32;

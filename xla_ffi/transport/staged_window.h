@@ -65,7 +65,7 @@ class StagedSendWindow final : public SendWindow {
   StagingRing ring_;
   SpanCursor<ConstSpan> payload_;  // not yet given to the copier
   std::vector<device::CopyPiece> pieces_;
-  uint64_t sent_ = 0;     // slots that the socket has sent
+  uint64_t sent_ = 0;      // slots that the socket has sent
   size_t sent_bytes_ = 0;  // of the next one
 };
 

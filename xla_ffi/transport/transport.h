@@ -52,8 +52,8 @@ class Endpoint {
   // Called before the proxy thread sleeps while this endpoint waits for the peer: makes the peer
   // wake poll_fds(). True if something can be moved right now, so that sleeping would be wrong.
   virtual bool ArmDoorbell() = 0;
-  // Whether nothing on this side touches the memory of the message under way at this moment. If not,
-  // it will without another step: copies that have begun end. For giving a message up.
+  // Whether nothing on this side touches the memory of the message under way at this moment. If
+  // not, it will without another step: copies that have begun end. For giving a message up.
   virtual bool Quiet() { return true; }
   // Tells the peer that this side closes. Best effort: the peer may be gone, and a message that is
   // half sent cannot be followed by anything. Nothing may be moved afterwards.

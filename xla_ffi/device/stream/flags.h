@@ -25,7 +25,7 @@ enum class StreamSync {
 struct Mark {
   uint32_t* host = nullptr;  // kMemops
   void* device = nullptr;
-  uint32_t value = 0;  // what the word will at least be
+  uint32_t value = 0;     // what the word will at least be
   Event event = nullptr;  // kHostFunc
 };
 

@@ -14,8 +14,7 @@ constexpr auto kCloseBound = std::chrono::seconds(5);
 }  // namespace
 
 StreamCopier::StreamCopier(std::shared_ptr<StreamSpace> space, Direction direction)
-    : space_(std::move(space)),
-      direction_(direction) {}
+    : space_(std::move(space)), direction_(direction) {}
 
 Status StreamCopier::Initialise() {
   const ScopedCurrent current(space_->gpu_);

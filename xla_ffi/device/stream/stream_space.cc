@@ -248,7 +248,8 @@ Status StreamSpace::FillOn(const FillRange& range, Stream stream) const {
   }
   // A word: of 8 bytes the upper half, which makes a NaN of both halves; of 2 bytes both.
   uint32_t word = 0;
-  std::memcpy(&word, pattern.bytes + (pattern.size == 8 ? 4 : 0), std::min<size_t>(pattern.size, 4));
+  std::memcpy(&word, pattern.bytes + (pattern.size == 8 ? 4 : 0),
+              std::min<size_t>(pattern.size, 4));
   if (pattern.size == 2) word |= word << 16;
   const size_t words = range.bytes / sizeof(word);
   if (words > 0) {

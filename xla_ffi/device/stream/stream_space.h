@@ -2,9 +2,9 @@
 #ifndef XLA_FFI_DEVICE_STREAM_STREAM_SPACE_H_
 #define XLA_FFI_DEVICE_STREAM_STREAM_SPACE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -22,8 +22,9 @@ namespace hetccl::device {
 struct StreamSpaceOptions {
   Vendor vendor = Vendor::kCuda;
   int ordinal = 0;
-  std::string sync = "auto";  // "memops", "hostfunc"; auto: memory operations where they are to be had
-  std::string library;        // the driver's; empty: the vendor's usual names
+  std::string sync =
+      "auto";           // "memops", "hostfunc"; auto: memory operations where they are to be had
+  std::string library;  // the driver's; empty: the vendor's usual names
 };
 
 // Holds back what is queued behind it in a stream until it is released. Thread-safe.
@@ -45,7 +46,8 @@ struct FillRange {
 // One device. Thread-safe. Owns one stream for all copies out of the device and one for all copies
 // into it, whatever the number of channels. Nothing that waits for a peer is ever queued in them:
 // copies are queued when their slot is known to be free, or filled, and their exchange's gate open.
-// So they always drain, no order of peers can block them, and a failure needs no way to unblock them.
+// So they always drain, no order of peers can block them, and a failure needs no way to unblock
+// them.
 //
 // Handlers run on XLA's threads: what takes a Queue makes the device current by itself and only
 // queues. What runs on threads of this library makes it current for good.
@@ -70,9 +72,9 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   StreamSync sync() const { return sync_; }
   const Gpu& gpu() const { return gpu_; }
 
-  // The rest is for handlers. Queues a hold, fills, or a copy within the device. The first hold of a
-  // stream makes sure that the copy streams run on while that stream is held; this alone waits, for
-  // what the stream still has to do.
+  // The rest is for handlers. Queues a hold, fills, or a copy within the device. The first hold of
+  // a stream makes sure that the copy streams run on while that stream is held; this alone waits,
+  // for what the stream still has to do.
   Status HoldQueue(Queue queue, std::shared_ptr<Hold>* hold);
   Status Fill(const std::vector<FillRange>& ranges, Queue queue);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue);

@@ -27,7 +27,9 @@ class Slots {
 
   std::byte* next() const { return segment_.slot(begun_); }
   // Whether another copy is worth having under way.
-  bool copier_has_room() const { return copies_ - copies_ended_ < static_cast<uint64_t>(copier_->depth()); }
+  bool copier_has_room() const {
+    return copies_ - copies_ended_ < static_cast<uint64_t>(copier_->depth());
+  }
   bool ends_at_once() const { return copier_->depth() == 1; }
   // Begins the next slot with the copies of these pieces; none are needed for a bare header.
   Status Begin(const std::vector<device::CopyPiece>& pieces, bool past_cache);

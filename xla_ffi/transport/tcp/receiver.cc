@@ -26,7 +26,8 @@ TcpReceiver::TcpReceiver(std::vector<UniqueFd> sockets,
 }
 
 bool TcpReceiver::Quiet() {
-  return std::all_of(lanes_.begin(), lanes_.end(), [](Lane& lane) { return lane.payload->Quiet(); });
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](Lane& lane) { return lane.payload->Quiet(); });
 }
 
 std::vector<int> TcpReceiver::poll_fds() const {

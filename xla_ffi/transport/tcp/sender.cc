@@ -25,7 +25,8 @@ TcpSender::TcpSender(std::vector<UniqueFd> sockets,
 }
 
 bool TcpSender::Quiet() {
-  return std::all_of(lanes_.begin(), lanes_.end(), [](Lane& lane) { return lane.payload->Quiet(); });
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](Lane& lane) { return lane.payload->Quiet(); });
 }
 
 std::vector<int> TcpSender::poll_fds() const {
