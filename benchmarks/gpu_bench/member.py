@@ -1,7 +1,7 @@
 """One JAX process, one device, one cluster of two, as a child.
 
-``{"op", "bytes", "reps"}`` builds and checks a program, then gives the seconds of each run; ``{"overlap": …}`` and
-``{"stats": true}`` see :mod:`gpu_bench.overlap` and below.
+``{"op", "bytes", "reps"}`` builds and checks a program, then gives the seconds of each run; ``{"overlap": …}``,
+``{"profile": …}`` and ``{"stats": true}`` see :mod:`gpu_bench.overlap` and below.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def measure(op: str, nbytes: int, reps: int) -> dict[str, Any]:
 def handle(request: dict[str, Any]) -> dict[str, Any]:
     if "overlap" in request:
         return overlap.measure(**request["overlap"])
+    if "profile" in request:
+        return overlap.measure_profile(**request["profile"])
     if "stats" in request:
         return {"devices": hetccl.world().engine.stats().get("devices", {})}
     return measure(request["op"], request["bytes"], request["reps"])

@@ -22,14 +22,13 @@ import jax_hetccl as hetccl
 from gpu_bench import programs
 
 
-def measure(nbytes: int, side: int, products: int, reps: int) -> dict[str, Any]:
-    """Seconds of the three programs, the order in which XLA runs their parts, and what a profile shows.
+def functions(nbytes: int, side: int, products: int) -> tuple[dict[str, Callable[..., Any]], tuple[Any, Any]]:
+    """The three programs and their operands.
 
     Args:
       nbytes: of the exchange.
       side: of the square matrices.
       products: how many.
-      reps: repetitions of each program.
     """
     x = programs.operand(nbytes, hetccl.world().cluster)
     a = jnp.full((side, side), 1 / side, jnp.bfloat16)
@@ -41,30 +40,40 @@ def measure(nbytes: int, side: int, products: int, reps: int) -> dict[str, Any]:
         return b
 
     def jitted(f: Callable[..., Any], out: Any) -> Any:
-        return jax.jit(
-            jax.shard_map(f, mesh=programs.mesh(), in_specs=(P("data"), P()), out_specs=out, check_vma=False)
-        )
+        mapped = jax.shard_map(f, mesh=programs.mesh(), in_specs=(P("data"), P()), out_specs=out, check_vma=False)
+        return jax.jit(mapped)
 
-    functions = {
+    made = {
         "exchange": jitted(lambda x, a: lax.psum(x * 2, "data"), P()),
         "products": jitted(lambda x, a: chain(a), P()),
         "both": jitted(lambda x, a: (lax.psum(x * 2, "data"), chain(a)), (P(), P())),
     }
+    return made, (x, a)
+
+
+def measure(nbytes: int, side: int, products: int, reps: int) -> dict[str, Any]:
+    """Seconds of the three programs (medians of ``reps``), and the order in which XLA runs their parts."""
+    made, operands = functions(nbytes, side, products)
     result: dict[str, Any] = {"bytes": nbytes, "side": side, "products": products}
-    for name, f in functions.items():
-        compiled = f.lower(x, a).compile()
-        if name == "both":
-            result["order"] = order(compiled.as_text())
+    result["order"] = order(made["both"].lower(*operands).compile().as_text())
+    for name, f in made.items():
+        jax.block_until_ready(f(*operands))
         seconds = []
         for i in range(reps + 2):
             hetccl.barrier("benchmark")
             begin = time.perf_counter()
-            jax.block_until_ready(f(x, a))
+            jax.block_until_ready(f(*operands))
             if i >= 2:
                 seconds.append(time.perf_counter() - begin)
         result[name] = statistics.median(seconds)
-    result["profile"] = profile(lambda: jax.block_until_ready(functions["both"](x, a)))
-    return {"result": result, "times": [result["both"]]}
+    return {"result": result}
+
+
+def measure_profile(nbytes: int, side: int, products: int, reps: int) -> dict[str, Any]:
+    """What a profile of the program with both shows."""
+    made, operands = functions(nbytes, side, products)
+    jax.block_until_ready(made["both"](*operands))
+    return {"result": profile(lambda: jax.block_until_ready(made["both"](*operands)))}
 
 
 def order(text: str) -> str:

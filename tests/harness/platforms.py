@@ -43,6 +43,11 @@ def chosen() -> tuple[str, ...]:
     return _found
 
 
+def on_gpu(cluster: int) -> bool:
+    """Whether a cluster runs on GPUs."""
+    return cluster < len(_found) and _found[cluster] != "cpu"
+
+
 def differ() -> bool:
     """Whether clusters are compiled by different compilers, so that equal programs may round differently."""
     return len(set(_found)) > 1

@@ -75,16 +75,18 @@ class World:
         layout: clusters, processes, devices.
         transport: "shm" or "tcp".
         pythons: interpreter of each cluster; the current one where missing.
-        timeout, arrival_timeout: HETCCL_TIMEOUT and HETCCL_ARRIVAL_TIMEOUT.
+        timeout, arrival_timeout: HETCCL_TIMEOUT and HETCCL_ARRIVAL_TIMEOUT; the latter is by platform if None: GPUs
+            compile for longer.
         axes: what `initialize` gets.
         joined: False leaves jax_hetccl out: clusters that share nothing, for tests of this harness itself.
     """
 
     def __init__(
         self, layout: Layout, transport: str, *, pythons: tuple[str, ...] = (), timeout: float = 10.0,
-        arrival_timeout: float = 20.0, axes: Any = ("data",), joined: bool = True,
+        arrival_timeout: float | None = None, axes: Any = ("data",), joined: bool = True,
     ) -> None:  # fmt: skip
         self.layout, self.transport = layout, transport
+        arrival_timeout = arrival_timeout or (60.0 if platforms.chosen() else 20.0)
         placed = [platforms.environment(layout, c, p) for c, p, _ in layout.members()]  # may skip the test
         self._scratch = tempfile.TemporaryDirectory(prefix="hetccl-test-")
         self.directory = Path(self._scratch.name)
