@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "xla_ffi/device/stream/stream_space.h"
+#include "xla_ffi/device/stream/test_end.h"
 #include "xla_ffi/device/twin/control.h"
 #include "xla_ffi/exchange/stream_calls.h"
 #include "xla_ffi/exchange/test_world.h"

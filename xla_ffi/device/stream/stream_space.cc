@@ -274,10 +274,11 @@ Status StreamSpace::Fill(const std::vector<FillRange>& ranges, Queue queue) {
 
 Status StreamSpace::FillNow(const std::vector<FillRange>& ranges) {
   if (Status status = Enter(); !status.ok()) return status;
+  const Stream stream = copy_stream(Direction::kIn);
   for (const FillRange& range : ranges) {
-    if (Status status = FillOn(range, in_); !status.ok()) return status;
+    if (Status status = FillOn(range, stream); !status.ok()) return status;
   }
-  return gpu_.StreamSynchronize(in_);
+  return gpu_.StreamSynchronize(stream);
 }
 
 Status StreamSpace::Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/device/stream/test_end.h"
 #include "xla_ffi/device/twin/control.h"
 
 namespace hetccl::device {
