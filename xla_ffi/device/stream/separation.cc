@@ -2,6 +2,7 @@
 #include <chrono>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "xla_ffi/common/clock.h"
 #include "xla_ffi/device/stream/stream_space.h"
@@ -50,27 +51,35 @@ Status StreamSpace::TrySeparate(Stream held, bool* separate) {
     if (!done) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   marks_.Release(reached);
-  *separate = true;
+  std::vector<std::atomic<Stream>*> blocked;
   for (std::atomic<Stream>* place : {&out_, &in_}) {
-    if (!status.ok()) break;
-    Mark* mark = nullptr;
-    if (status = marks_.Acquire(&mark); !status.ok()) break;
-    status = marks_.Record(mark, place->load());
-    const TimePoint deadline = Clock::now() + kPatience;
-    done = false;
-    while (status.ok() && !done && Clock::now() < deadline) {
-      status = marks_.Reached(*mark, &done);
-      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    marks_.Release(mark);
-    if (!status.ok() || done) continue;
-    *separate = false;
-    Stream next = nullptr;
-    status = gpu_.StreamCreate(/*high_priority=*/true, &next);
-    // What is queued in the old stream still runs, once the hold is released.
-    if (status.ok()) status = gpu_.StreamDestroy(place->exchange(next));
+    bool runs = false;
+    if (status.ok()) status = RunsNow(place->load(), &runs);
+    if (!runs) blocked.push_back(place);
   }
-  if (hold != nullptr) hold->Release();
+  if (hold != nullptr) hold->Release();  // what was queued meanwhile runs before the next hold
+  *separate = blocked.empty();
+  for (std::atomic<Stream>* place : blocked) {
+    if (!status.ok()) break;
+    Stream next = nullptr;
+    if (status = gpu_.StreamCreate(/*high_priority=*/true, &next); !status.ok()) break;
+    const std::unique_lock<std::shared_mutex> lock(copy_streams_mutex_);
+    status = gpu_.StreamDestroy(place->exchange(next));  // what is queued still runs
+  }
+  return status;
+}
+
+// Whether a mark gets through the stream within the patience.
+Status StreamSpace::RunsNow(Stream stream, bool* runs) {
+  Mark* mark = nullptr;
+  if (Status status = marks_.Acquire(&mark); !status.ok()) return status;
+  Status status = marks_.Record(mark, stream);
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (status.ok() && !*runs && Clock::now() < deadline) {
+    status = marks_.Reached(*mark, runs);
+    if (!*runs) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  marks_.Release(mark);
   return status;
 }
 

@@ -1,6 +1,7 @@
 #include "xla_ffi/device/stream/stream_copier.h"
 
 #include <chrono>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 
@@ -41,6 +42,7 @@ Status StreamCopier::Submit(const CopyPiece* pieces, size_t count, bool) {
   if (Status status = space_->Enter(); !status.ok()) return status;
   const Gpu& gpu = space_->gpu_;
   if (submitted_ == ended_) last_progress_ = Clock::now();
+  const std::shared_lock<std::shared_mutex> lock(space_->copy_streams_mutex_);
   const Stream stream = space_->copy_stream(direction_);
   for (size_t i = 0; i < count; ++i) {
     const CopyPiece& piece = pieces[i];
@@ -84,12 +86,14 @@ bool StreamCopier::Quiet() {
   // Pieces of the failed submission may be queued, and no mark stands for them.
   bool idle = false;
   if (!space_->Enter().ok()) return true;
+  const std::shared_lock<std::shared_mutex> lock(space_->copy_streams_mutex_);
   return !space_->gpu_.StreamQuery(space_->copy_stream(direction_), &idle).ok() || idle;
 }
 
 Status StreamCopier::CheckDevice() {
   if (Status status = space_->Enter(); !status.ok()) return status;
   bool idle = false;
+  const std::shared_lock<std::shared_mutex> lock(space_->copy_streams_mutex_);
   return space_->gpu_.StreamQuery(space_->copy_stream(direction_), &idle);
 }
 

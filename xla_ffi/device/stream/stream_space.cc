@@ -274,6 +274,7 @@ Status StreamSpace::Fill(const std::vector<FillRange>& ranges, Queue queue) {
 
 Status StreamSpace::FillNow(const std::vector<FillRange>& ranges) {
   if (Status status = Enter(); !status.ok()) return status;
+  const std::shared_lock<std::shared_mutex> lock(copy_streams_mutex_);
   const Stream stream = copy_stream(Direction::kIn);
   for (const FillRange& range : ranges) {
     if (Status status = FillOn(range, stream); !status.ok()) return status;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -106,6 +107,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // streams that share one with this stream are replaced.
   Status Separate(Stream held);
   Status TrySeparate(Stream held, bool* separate);
+  Status RunsNow(Stream stream, bool* runs);
+  // Stays valid while copy_streams_mutex_ is held.
   Stream copy_stream(Direction direction) const {
     return (direction == Direction::kOut ? out_ : in_).load(std::memory_order_acquire);
   }
@@ -114,6 +117,9 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   const StreamSync sync_;
   std::atomic<Stream> out_{nullptr};
   std::atomic<Stream> in_{nullptr};
+  // Held exclusively while a copy stream is replaced, shared by whoever uses one; never while a
+  // stream is held for trying.
+  mutable std::shared_mutex copy_streams_mutex_;
   Allocations allocations_;
   MarkPool marks_;
   FlagPool flags_;
