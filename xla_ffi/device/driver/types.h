@@ -55,7 +55,7 @@ enum class WritesOrdering { kNone = 0, kOwner = 100, kAllDevices = 200 };
 struct Capabilities {
   // StreamWaitValue32 and StreamWriteValue32.
   bool stream_memory_operations = false;
-  // They take any registered host memory. False: waits take memory of AllocateSignal only (HIP).
+  // They take any registered host memory. False: waits take memory of SignalAlloc only (HIP).
   bool waits_on_registered_memory = false;
   bool batched_memory_operations = false;
   // A wait can flush remote writes by itself.

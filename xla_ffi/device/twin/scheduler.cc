@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "xla_ffi/device/twin/codes.h"
@@ -19,6 +18,12 @@ void Name(const std::string& name) {
 
 }  // namespace
 
+std::vector<Operation> Only(Operation operation) {
+  std::vector<Operation> operations;
+  operations.push_back(std::move(operation));
+  return operations;
+}
+
 bool InHostFunction() { return in_host_function; }
 
 struct Scheduler::Stream {
@@ -31,6 +36,7 @@ struct Scheduler::Stream {
   bool destroyed = false;
   bool ended = false;
   std::condition_variable wake;
+  Lane lane;
   std::thread thread;
 };
 
@@ -104,6 +110,10 @@ int Scheduler::Enqueue(Handle handle, int device, std::vector<Operation> operati
   Stream* stream = Find(handle, device);
   if (stream == nullptr) return kInvalidHandle;
   for (Operation& operation : operations) {
+    if (operation.work != nullptr) {
+      operation.work->lost = [this, on = stream->device] { return Lost(on); };
+      Publish(operation.work.get());
+    }
     stream->operations.push_back(std::move(operation));
     stream->queue->order.push_back(stream);
     ++stream->submitted;
@@ -113,6 +123,7 @@ int Scheduler::Enqueue(Handle handle, int device, std::vector<Operation> operati
   const uint64_t until = stream->submitted;
   const int on = stream->device;
   progress_.wait(lock, [&] { return Lost(on) || stream->finished >= until; });
+  Observe(stream);
   return broken(on);
 }
 
@@ -121,7 +132,9 @@ int Scheduler::QueryStream(Handle handle, int device) {
   Stream* stream = Find(handle, device);
   if (stream == nullptr) return kInvalidHandle;
   if (int code = broken(stream->device)) return code;
-  return stream->finished == stream->submitted ? kSuccess : kNotReady;
+  if (stream->finished != stream->submitted) return kNotReady;
+  Observe(stream);
+  return kSuccess;
 }
 
 int Scheduler::SynchronizeStream(Handle handle, int device) {
@@ -131,8 +144,11 @@ int Scheduler::SynchronizeStream(Handle handle, int device) {
 int Scheduler::SynchronizeDevice(int device) {
   std::unique_lock<std::mutex> lock(mutex_);
   std::vector<std::pair<Handle, uint64_t>> targets;
+  std::vector<const void*> tokens;
   const auto add = [&](const std::unique_ptr<Stream>& stream) {
-    if (stream->device == device) targets.emplace_back(stream->handle, stream->submitted);
+    if (stream->device != device) return;
+    targets.emplace_back(stream->handle, stream->submitted);
+    tokens.push_back(stream.get());
   };
   for (const auto& [handle, stream] : streams_) add(stream);
   for (const auto& [on, stream] : default_streams_) add(stream);
@@ -153,6 +169,7 @@ int Scheduler::SynchronizeDevice(int device) {
     }
     return std::none_of(destroyed_.begin(), destroyed_.end(), behind);
   });
+  for (const void* token : tokens) Observe(token);
   return broken(device);
 }
 
@@ -166,8 +183,9 @@ void Scheduler::RunStream(Stream* stream) {
       return stream->queue->order.front() == stream;
     });
     if (stopping_.load() || stream->operations.empty()) break;
-    const Operation& operation = stream->operations.front();  // later ones go behind it
-    if (broken(stream->device) == 0) Execute(lock, stream->device, operation);
+    Operation& operation = stream->operations.front();  // later ones go behind it
+    Execute(lock, stream, &operation);
+    stream->lane.Do(nullptr, nullptr, false, stream, operation.completed.get());
     if (operation.completed != nullptr) operation.completed->done = true;
     stream->operations.pop_front();
     ++stream->finished;
@@ -178,48 +196,46 @@ void Scheduler::RunStream(Stream* stream) {
   stream->ended = true;
 }
 
-void Scheduler::Execute(std::unique_lock<std::mutex>& lock, int device,
-                        const Operation& operation) {
+void Scheduler::Execute(std::unique_lock<std::mutex>& lock, Stream* stream, Operation* operation) {
+  const int device = stream->device;
+  bool run = broken(device) == 0;
   lock.unlock();
-  if (const auto delay = settings_.DelayOf(operation.call); delay.count() > 0) {
+  if (const auto delay = settings_.DelayOf(operation->call); run && delay.count() > 0) {
     std::this_thread::sleep_for(delay);
   }
-  const int code = settings_.EnterRun(operation.call);
-  if (code != 0) Break(device, code);
-  if (code == 0 && operation.run) operation.run();
-  if (code == 0 && operation.ready) Poll(device, operation.ready);
+  if (const int code = run ? settings_.EnterRun(operation->call) : 0) {
+    Break(device, code);
+    run = false;
+  }
+  if (Work* const work = operation->work.release()) {
+    stream->lane.Do(work, work, run, nullptr, nullptr);
+  }
   lock.lock();
-  if (code == 0 && operation.awaited != nullptr) {
-    progress_.wait(lock, [&] { return Lost(device) || operation.awaited->done; });
+  if (run && operation->awaited != nullptr) {
+    progress_.wait(lock, [&] { return Lost(device) || operation->awaited->done; });
+    stream->lane.Do(operation->awaited.get(), nullptr, false, nullptr, nullptr);
   }
-  if (code == 0 && operation.host_function) {
-    RunOnHostThread(lock, device, operation.host_function);
-  }
+  if (run && operation->host_function) RunOnHostThread(lock, stream, operation->host_function);
 }
 
-void Scheduler::Poll(int device, const std::function<bool()>& ready) {
-  for (int tries = 0; !ready() && !Lost(device); ++tries) {
-    if (tries < 20) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
-}
-
-void Scheduler::RunOnHostThread(std::unique_lock<std::mutex>& lock, int device,
+void Scheduler::RunOnHostThread(std::unique_lock<std::mutex>& lock, Stream* stream,
                                 const std::function<void()>& function) {
   if (!host_thread_.joinable()) host_thread_ = std::thread([this] { HostThread(); });
   // Shared: a stream of a lost device leaves while its function may still be under way.
+  const int device = stream->device;
   const auto done = std::make_shared<Recording>();
+  stream->lane.Do(nullptr, nullptr, false, done.get(), nullptr);
   host_functions_.push_back([this, function, done] {
+    Observe(done.get());
     function();
+    Publish(done.get());
     std::lock_guard<std::mutex> relock(mutex_);
     done->done = true;
     progress_.notify_all();
   });
   host_wake_.notify_all();
   progress_.wait(lock, [&] { return Lost(device) || done->done; });
+  stream->lane.Do(done.get(), nullptr, false, nullptr, nullptr);
 }
 
 void Scheduler::HostThread() {
@@ -261,7 +277,7 @@ int Scheduler::RecordEvent(const std::string& call, Handle event, Handle stream,
     if (found == events_.end() || found->second.device != device) return kInvalidHandle;
     found->second.last = operation.completed;
   }
-  return Enqueue(stream, device, {operation}, false);
+  return Enqueue(stream, device, Only(std::move(operation)), false);
 }
 
 int Scheduler::QueryEvent(Handle event) {
@@ -269,7 +285,10 @@ int Scheduler::QueryEvent(Handle event) {
   const auto found = events_.find(event);
   if (found == events_.end()) return kInvalidHandle;
   if (int code = broken(found->second.device)) return code;
-  return found->second.last == nullptr || found->second.last->done ? kSuccess : kNotReady;
+  if (found->second.last == nullptr) return kSuccess;
+  if (!found->second.last->done) return kNotReady;
+  Observe(found->second.last.get());
+  return kSuccess;
 }
 
 int Scheduler::SynchronizeEvent(Handle event) {
@@ -291,7 +310,7 @@ int Scheduler::WaitForEvent(const std::string& call, Handle stream, int device, 
     if (found == events_.end()) return kInvalidHandle;
     operation.awaited = found->second.last;
   }
-  return Enqueue(stream, device, {operation}, false);
+  return Enqueue(stream, device, Only(std::move(operation)), false);
 }
 
 void Scheduler::Break(int device, int code) {

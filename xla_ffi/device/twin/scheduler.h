@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/device/twin/lane.h"
 #include "xla_ffi/device/twin/settings.h"
 
 namespace hetccl::twin {
@@ -30,12 +31,14 @@ struct Recording {
 
 struct Operation {
   std::string call;                      // the function that queued it
-  std::function<void()> run;             // either: do this
-  std::function<bool()> ready;           // or: ask this until it is true
+  std::unique_ptr<Work> work;            // either: this
   std::shared_ptr<Recording> awaited;    // or: wait for this
   std::shared_ptr<Recording> completed;  // or: complete this
   std::function<void()> host_function;   // or: have this done by the one thread for host functions
 };
+
+// A list of this one.
+std::vector<Operation> Only(Operation operation);
 
 // One thread per stream. As on the hardware, streams share a few queues (the number "queues"),
 // dealt out in turn: an operation runs when all that were queued before it in its hardware queue
@@ -89,9 +92,8 @@ class Scheduler {
   Stream* Make(int device);
   void JoinEnded();
   void RunStream(Stream* stream);
-  void Execute(std::unique_lock<std::mutex>& lock, int device, const Operation& operation);
-  void Poll(int device, const std::function<bool()>& ready);
-  void RunOnHostThread(std::unique_lock<std::mutex>& lock, int device,
+  void Execute(std::unique_lock<std::mutex>& lock, Stream* stream, Operation* operation);
+  void RunOnHostThread(std::unique_lock<std::mutex>& lock, Stream* stream,
                        const std::function<void()>& function);
   void HostThread();
   bool Lost(int device) const { return stopping_.load() || broken(device) != 0; }

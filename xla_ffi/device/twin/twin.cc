@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "xla_ffi/device/twin/export.h"
@@ -15,7 +16,8 @@ namespace {
 Operation Running(const char* call, std::function<void()> run) {
   Operation operation;
   operation.call = call;
-  operation.run = std::move(run);
+  operation.work = std::make_unique<Work>();
+  operation.work->run = std::move(run);
   return operation;
 }
 
@@ -101,7 +103,7 @@ int Copy(Twin& twin, const char* call, void* to, const void* from, size_t bytes,
   if (into == nullptr || out == nullptr) return kInvalidValue;
   return twin.scheduler.Enqueue(
       stream, CurrentDevice(twin),
-      {Running(call, [into, out, bytes] { std::memmove(into, out, bytes); })},
+      Only(Running(call, [into, out, bytes] { std::memmove(into, out, bytes); })),
       pageable_to || pageable_from);
 }
 
@@ -111,14 +113,10 @@ int Fill(Twin& twin, const char* call, void* to, uint32_t pattern, size_t size, 
   const auto address = reinterpret_cast<uintptr_t>(to);
   char* into = twin.memory.Translate(address, size * count, true);
   if (into == nullptr || address % size != 0) return kInvalidValue;
-  return twin.scheduler.Enqueue(stream, CurrentDevice(twin),
-                                {Running(call,
-                                         [=] {
-                                           for (size_t i = 0; i < count; ++i) {
-                                             std::memcpy(into + i * size, &pattern, size);
-                                           }
-                                         })},
-                                false);
+  const auto fill = [=] {
+    for (size_t i = 0; i < count; ++i) std::memcpy(into + i * size, &pattern, size);
+  };
+  return twin.scheduler.Enqueue(stream, CurrentDevice(twin), Only(Running(call, fill)), false);
 }
 
 int MemoryOperations(Twin& twin, const char* call, Handle stream,
@@ -143,12 +141,13 @@ int MemoryOperations(Twin& twin, const char* call, Handle stream,
     if (compare > 1) return kInvalidValue;  // other comparisons: the product needs none
     Operation next;
     next.call = call;
+    next.work = std::make_unique<Work>();
     if (operation.wait) {
-      next.ready = [cyclic = twin.is.cuda, compare, at, operation] {
+      next.work->ready = [cyclic = twin.is.cuda, compare, at, operation] {
         return Holds(cyclic, compare, at, operation);
       };
     } else {
-      next.run = [at, value = operation.value] {
+      next.work->run = [at, value = operation.value] {
         __atomic_store_n(reinterpret_cast<uint32_t*>(at), value, __ATOMIC_RELEASE);
       };
     }
@@ -176,7 +175,7 @@ int HostFunction(Twin& twin, const char* call, Handle stream, void (*function)(v
   Operation operation;
   operation.call = call;
   operation.host_function = [function, data] { function(data); };
-  return twin.scheduler.Enqueue(stream, CurrentDevice(twin), {operation}, false);
+  return twin.scheduler.Enqueue(stream, CurrentDevice(twin), Only(std::move(operation)), false);
 }
 
 int Free(Twin& twin, void* address, bool host_memory) {

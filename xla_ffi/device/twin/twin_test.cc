@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <vector>
 
 #include "xla_ffi/device/twin/on_twin.h"
@@ -337,6 +338,34 @@ TEST_P(TwinTest, FlagsOrderCopiesBetweenStreams) {
   ASSERT_OK(gpu->StreamSynchronize(in));
   ASSERT_OK(gpu->MemcpyDtoHAsync(result.data(), to, kRounds * 4, in));
   for (uint32_t i = 0; i < kRounds; ++i) ASSERT_EQ(result[i], i + 100);
+}
+
+// The streams' own locks must not hide that nothing orders the host behind them (lane.h).
+TEST_P(TwinTest, ThreadSanitizerSeesAHostThatDoesNotWait) {
+#if !defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "without ThreadSanitizer";
+#else
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  void* device = nullptr;
+  void* pinned = nullptr;
+  ASSERT_OK(gpu->MemAlloc(kBytes, &device));
+  ASSERT_OK(gpu->MemHostAlloc(kBytes, &pinned));
+  const Stream stream = NewStream();
+  const auto copy_and_write = [&] {
+    control.Delay(Name("cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync"), 10000);
+    (void)gpu->MemcpyHtoDAsync(device, pinned, kBytes, stream);
+    static_cast<char*>(pinned)[100] = 1;
+    (void)gpu->StreamSynchronize(stream);
+  };
+  const auto copy_and_read = [&] {
+    (void)gpu->MemcpyDtoHAsync(pinned, device, kBytes, stream);
+    Wait();
+    (void)gpu->MemHostGetDevicePointer(pinned, &device);  // takes locks, but waits for nothing
+    if (static_cast<char*>(pinned)[100] != 0) std::printf("never\n");
+  };
+  EXPECT_DEATH(copy_and_write(), "data race");
+  EXPECT_DEATH(copy_and_read(), "data race");
+#endif
 }
 
 }  // namespace
