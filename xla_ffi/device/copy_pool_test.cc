@@ -49,14 +49,14 @@ TEST(CopyPool, CopiesLargeAndSmallInOrderOfSubmission) {
 }
 
 TEST(CopyPool, RefusesMoreThanItsDepthAndStartsNoThreadForSmallCopies) {
+  const std::vector<std::byte> large = Numbers(64 << 20, 1);
+  std::vector<std::byte> out(large.size());
   auto pool = std::make_shared<CopyPool>(1);
-  const auto copier = MakePoolCopier(pool);
+  const auto copier = MakePoolCopier(pool);  // waits for its copies before the memory goes
   std::byte from[10] = {}, to[10];
   const CopyPiece piece{to, from, 10};
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(copier->Submit(&piece, 1, false).ok());
   EXPECT_EQ(pool->threads(), 0);
-  const std::vector<std::byte> large = Numbers(64 << 20, 1);
-  std::vector<std::byte> out(large.size());
   bool refused = false;
   for (int i = 0; i < copier->depth() + 1 && !refused; ++i) {
     const CopyPiece all{out.data(), large.data(), large.size()};
