@@ -54,6 +54,7 @@ class Config:
         process with the error, `"raise"` leaves undefined values and raises the error at the next occasion.
       slot_kb: size of a staging slot in KB, or None for one that fits the platforms of a pair of ranks.
       slots: staging slots of each direction between two ranks, or None, likewise.
+      keep_memory_mb: MB of freed memory that a process of CPU devices keeps for its next step; 0: the system's way.
       coordinator_external: True if nobody in this world may host the coordinator.
     """
 
@@ -74,6 +75,7 @@ class Config:
     on_integer_failure: str = "abort"
     slot_kb: int | None = None
     slots: int | None = None
+    keep_memory_mb: float = 256.0
     coordinator_external: bool = False
 
     @property
@@ -206,6 +208,10 @@ def _positive(value: Any) -> float:
     return number
 
 
+def _not_negative(value: Any) -> float:
+    return 0.0 if float(value) == 0 else _positive(value)
+
+
 def _flag(value: Any) -> bool:
     text = str(value).lower()
     if text not in ("1", "true", "yes", "0", "false", "no"):
@@ -270,6 +276,7 @@ _SETTINGS = (
         _between(2, 1024),
         "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
     ),
+    _Setting("keep_memory_mb", _not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"),
     _Setting("coordinator_external", _flag, "1 if only `hetccl coordinator` may host the coordinator"),
 )
 
@@ -387,7 +394,10 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
       'right/0'
     """
     problems: list[str] = []
-    values = _gather(arguments, os.environ if environ is None else environ, problems)
+    environ = os.environ if environ is None else environ
+    values = _gather(arguments, environ, problems)
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environ):
+        values.setdefault("keep_memory_mb", 0.0)  # the user has set the C library up
     _resolve_place(values, problems)
     _resolve_secret(values, problems)
     if not member:

@@ -203,5 +203,8 @@ def make_shm_segment(slot_bytes: int = ..., slots: int = ...) -> list[int]:
       RuntimeError: sizes that make no sense, or no memory.
     """
 
+def keep_freed_memory(bytes: int) -> bool:
+    """Makes the C library keep at most so much freed memory for the next step; False where it cannot be told."""
+
 def protocol_version() -> int:
     """The version that both ends of a channel must share."""

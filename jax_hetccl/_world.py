@@ -247,7 +247,7 @@ def initialize(
       axes: spanning axes: `("data",)`, or `{"data": 8}` if the global size is known.
       local_device_ids: passed on to `jax.distributed.initialize`.
       **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`,
-        `port_range`, `bucket_mb`, `secret_file`, `coordinator_external`.
+        `port_range`, `bucket_mb`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
 
     Returns:
       The world.
@@ -305,6 +305,7 @@ def form(
         control = join(config, record)
         undo.callback(_end, "closing the control plane", control.close, 1.0)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
+        island.keep_memory(config.keep_memory_mb)
         control.publish("devices", island.describe_devices())
         left = max(deadline - time.monotonic(), 1.0)
         clusters, owner = island.assemble(control, control.collect("devices", timeout=left))

@@ -137,6 +137,18 @@ def _describe_gpus(local: Sequence[Device]) -> list[dict[str, Any]]:
         return []
 
 
+def keep_memory(megabytes: float) -> None:
+    """Lets the C library keep freed memory for the next step, where XLA takes buffers from it (CPU devices).
+
+    Args:
+      megabytes: how much at most; 0: nothing is changed.
+    """
+    if megabytes and vendor(devices()[0]) == "cpu":
+        from jax_hetccl import _native
+
+        _native.keep_freed_memory(int(megabytes * (1 << 20)))
+
+
 def ordinal(device: Device) -> int:
     """The number by which a handler of the FFI knows `device`: the global id on CPU, else the driver's number of it in
     this process, which counts visible devices only."""

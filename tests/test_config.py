@@ -41,6 +41,12 @@ def test_arguments_win_over_the_environment():
     assert config.axes == {"data": 8, "expert": None}
 
 
+def test_freed_memory_is_left_alone_where_the_user_has_set_up_the_c_library():
+    assert resolve(GOOD).keep_memory_mb == 256
+    assert resolve({**GOOD, "MALLOC_ARENA_MAX": "2"}).keep_memory_mb == 0
+    assert resolve({**GOOD, "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, keep_memory_mb=8).keep_memory_mb == 8
+
+
 def test_process_defaults_to_0_only_in_a_cluster_of_one():
     environ = {k: v for k, v in GOOD.items() if k != "HETCCL_PROCESS"}
     assert resolve(environ, cluster="right").process == 0
@@ -93,6 +99,7 @@ def test_unknown_argument_names_the_nearest():
         ("port_range", "9-1", "low <= high"),
         ("port_range", "abc", "expected low-high"),
         ("timeout", "inf", "positive number"),
+        ("keep_memory_mb", "-1", "positive number"),
         ("coordinator_external", "perhaps", "expected 1 or 0"),
         ("stream_sync", "memop", "expected one of auto, memops, hostfunc; did you mean memops?"),
         ("on_integer_failure", "ignore", "expected one of abort, raise"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -428,3 +431,35 @@ def test_wait_failure_ends_with_the_engine(engine: _native.Engine, later: Any) -
     waiting = later(engine.wait_failure, 30.0)
     engine.close(5.0)
     assert waiting.result(5) is None
+
+
+_FAULTS = """
+import resource, sys, threading
+from jax_hetccl import island
+
+island.keep_memory(float(sys.argv[1]))
+def second_buffer():  # in an arena of its own, as XLA's threads are
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        b"x" * (40 << 20)
+        faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+faults = []
+thread = threading.Thread(target=second_buffer)
+thread.start()
+thread.join()
+print(faults[-1])
+"""
+
+
+@pytest.mark.parametrize(("megabytes", "kept"), [("256", True), ("0", False)])
+def test_cpu_clusters_keep_freed_memory_unless_told_otherwise(megabytes: str, kept: bool) -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", _FAULTS, megabytes],
+        env={**own, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (int(result.stdout) < 100) == kept, f"{result.stdout.strip()} page faults in the third buffer"

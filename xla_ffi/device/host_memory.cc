@@ -1,7 +1,10 @@
 #include "xla_ffi/device/host_memory.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
 
 namespace hetccl::device {
@@ -13,6 +16,21 @@ void PreferHugePages(void* data, size_t bytes) {
   const uintptr_t begin = (address + kHugePage - 1) & ~(kHugePage - 1);
   const uintptr_t end = (address + bytes) & ~(kHugePage - 1);
   if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+bool KeepFreedMemory(size_t bytes) {
+#if defined(__GLIBC__)
+  // The arenas of threads grow by heaps of at most this size; with less room to spare an arena
+  // gives its last heap back whenever that is empty, which for buffers of megabytes is in every
+  // step.
+  constexpr int kHeap = 64 << 20;
+  const int keep = static_cast<int>(std::min<size_t>(bytes, INT_MAX));
+  return ::mallopt(M_MMAP_THRESHOLD, keep) == 1 && ::mallopt(M_TRIM_THRESHOLD, keep) == 1 &&
+         ::mallopt(M_TOP_PAD, std::min(keep, kHeap)) == 1;
+#else
+  (void)bytes;
+  return false;
+#endif
 }
 
 }  // namespace hetccl::device
