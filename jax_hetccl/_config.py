@@ -20,6 +20,8 @@ from jax_hetccl._errors import ConfigError
 from jax_hetccl._secret import check_strength
 
 TRANSPORTS = ("auto", "shm", "tcp")
+STREAM_SYNCS = ("auto", "memops", "hostfunc")
+INTEGER_FAILURES = ("abort", "raise")
 PREFIX = "HETCCL_"
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}\Z")
@@ -46,6 +48,12 @@ class Config:
       socket_ifname: network interfaces in NCCL's syntax, or None.
       port_range: inclusive `(low, high)` for every port this process listens on, or None.
       bucket_mb: size of a gradient bucket in MB.
+      stream_sync: how a GPU's stream waits for the host: `"memops"` (stream memory operations), `"hostfunc"` (host
+        functions) or `"auto"` (memops where every device has them).
+      on_integer_failure: what happens on a GPU when an exchange of values that have no NaN fails: `"abort"` ends the
+        process with the error, `"raise"` leaves undefined values and raises the error at the next occasion.
+      slot_kb: size of a staging slot in KB, or None for one that fits the platforms of a pair of ranks.
+      slots: staging slots of each direction between two ranks, or None, likewise.
       keep_memory_mb: MB of freed memory that a process of CPU devices keeps for its next step; 0: the system's way.
       coordinator_external: True if nobody in this world may host the coordinator.
     """
@@ -63,6 +71,10 @@ class Config:
     socket_ifname: str | None = None
     port_range: tuple[int, int] | None = None
     bucket_mb: float = 4.0
+    stream_sync: str = "auto"
+    on_integer_failure: str = "abort"
+    slot_kb: int | None = None
+    slots: int | None = None
     keep_memory_mb: float = 256.0
     coordinator_external: bool = False
 
@@ -207,11 +219,23 @@ def _flag(value: Any) -> bool:
     return text in ("1", "true", "yes")
 
 
-def _transport(value: Any) -> str:
-    if value not in TRANSPORTS:
-        near = difflib.get_close_matches(str(value), TRANSPORTS, 1)
-        raise ValueError(f"expected one of {', '.join(TRANSPORTS)}" + (f"; did you mean {near[0]}?" if near else ""))
-    return value
+def _one_of(choices: Sequence[str]) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, 1)
+            raise ValueError(f"expected one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return value
+
+    return parse
+
+
+def _between(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if not str(value).isdigit() or not low <= int(value) <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}")
+        return int(value)
+
+    return parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,11 +259,23 @@ _SETTINGS = (
     _Setting("timeout", _positive, "seconds a transfer may make no progress (default 60)"),
     _Setting("arrival_timeout", _positive, "seconds a peer may take to reach the operation (default 600)"),
     _Setting("join_timeout", _positive, "seconds to wait for all members (default 300)"),
-    _Setting("transport", _transport, "auto, shm or tcp (default auto)"),
+    _Setting("transport", _one_of(TRANSPORTS), "auto, shm or tcp (default auto)"),
     _Setting("socket_ifname", str, "interfaces to use: eth0 | =eth0 | ^docker0 | eth,ib (default: by route)"),
     _Setting("axes", parse_axes, "spanning axes: name or name=size, comma separated"),
     _Setting("port_range", parse_port_range, "low-high for all listening ports (default: any)"),
     _Setting("bucket_mb", _positive, "size of a gradient bucket in MB (default 4)"),
+    _Setting("stream_sync", _one_of(STREAM_SYNCS), "auto, memops or hostfunc: how GPU streams wait (default auto)"),
+    _Setting(
+        "on_integer_failure",
+        _one_of(INTEGER_FAILURES),
+        "abort or raise: a failed exchange of integers on a GPU (default abort)",
+    ),
+    _Setting("slot_kb", _between(4, 1 << 16), "KB of a staging slot, 4 to 65536 (default 128; with a GPU 4096)"),
+    _Setting(
+        "slots",
+        _between(2, 1024),
+        "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
+    ),
     _Setting("keep_memory_mb", _not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"),
     _Setting("coordinator_external", _flag, "1 if only `hetccl coordinator` may host the coordinator"),
 )

@@ -28,6 +28,20 @@ class PeerStats(TypedDict):
     messages_sent: int
     messages_received: int
 
+class DeviceStats(TypedDict):
+    """What the engine holds of one GPU."""
+
+    platform: str
+    name: str
+    stream_sync: str
+    streams: int
+    flags: int
+    events: int
+    pinned_bytes: int
+    registered_bytes: int
+    allocations: int
+    """Allocations ever made through the driver: constant once a program has run."""
+
 class Stats(PeerStats):
     """Totals, and what makes them up."""
 
@@ -37,6 +51,7 @@ class Stats(PeerStats):
     copies: int
     """Exchanges whose buffers XLA moved between start and done: not zero is a defect."""
     threads: Mapping[str, int]
+    devices: Mapping[int, DeviceStats]
 
 class Engine:
     """All channels, plans and native threads of this process in one world.
@@ -51,6 +66,13 @@ class Engine:
       abort_grace_s: seconds after which the engine adopts its own failure if nobody calls `abort`.
       proxy_threads: threads that move data; 0 chooses by the number of cores.
       spin_us: microseconds that such a thread spins before it sleeps.
+      stream_sync: how streams of GPUs wait for the host: "memops" (stream memory operations), "hostfunc" (host
+        functions) or "auto" (memops where the device has them).
+      on_integer_failure: "exit" ends the process with the error if an exchange into buffers without a NaN fails on a
+        GPU; "raise" leaves them undefined.
+      staging_slot_bytes: of a pinned slot of one lane of a tcp channel of a GPU, one direction.
+      staging_slots: their number.
+      copy_threads: threads that copy for the CPU side of a channel with a GPU; 0 chooses by the number of cores.
 
     Example:
       >>> engine = Engine(epoch=1)
@@ -68,9 +90,25 @@ class Engine:
         abort_grace_s: float = 2.0,
         proxy_threads: int = 0,
         spin_us: float = 50.0,
+        stream_sync: str = "auto",
+        on_integer_failure: str = "exit",
+        staging_slot_bytes: int = ...,
+        staging_slots: int = ...,
+        copy_threads: int = 0,
     ) -> None: ...
-    def set_local_device(self, device_ordinal: int, rank: int) -> None:
-        """Says which rank the device has that XLA calls `device_ordinal` in its custom calls."""
+    def set_local_device(self, device_ordinal: int, rank: int, platform: str = "cpu") -> None:
+        """Says which rank the device has that XLA calls `device_ordinal` in its custom calls.
+
+        Comes before the rank's channels and plans.
+
+        Args:
+          device_ordinal: the global device id on "cpu", else the driver's ordinal.
+          rank: its rank.
+          platform: "cpu", "CUDA" or "ROCM"; the last two open the vendor's driver and the device.
+
+        Raises:
+          RuntimeError: the driver, a symbol of it or the device is missing; says which.
+        """
 
     def set_rank_name(self, rank: int, name: str) -> None:
         """Names a rank for error messages, e.g. "left/0 rank 2"."""
@@ -152,8 +190,8 @@ class Engine:
 def set_engine(engine: Engine | None) -> None:
     """Makes this the engine that the custom calls of this process use."""
 
-def registrations() -> dict[str, Any]:
-    """Custom call targets for the CPU platform by name, for `jax.ffi.register_ffi_target`."""
+def registrations(platform: str = "cpu") -> dict[str, Any]:
+    """Custom call targets for a platform ("cpu", "CUDA", "ROCM") by name, for `jax.ffi.register_ffi_target`."""
 
 def make_shm_segment(slot_bytes: int = ..., slots: int = ...) -> list[int]:
     """Makes the shared memory of one channel; the sender's side passes it on.

@@ -11,20 +11,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jax_hetccl import island
 from jax_hetccl._config import Config, resolve
-from jax_hetccl._errors import HetcclError
-from jax_hetccl.connect import Channels
+from jax_hetccl._errors import HetcclError, error_from
+from jax_hetccl.connect import Channels, SegmentFactory, staging
 from jax_hetccl.failure import FailureMonitor
 from jax_hetccl.island import ClusterInfo
 from jax_hetccl.rendezvous import channels
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +36,6 @@ _DRAIN_S = 10.0
 _CLOSE_S = 3.0
 
 EngineFactory = Callable[[Config, ControlPlane], Any]
-SegmentFactory = Callable[[], list[int]]
 
 
 class World:
@@ -77,7 +79,9 @@ class World:
         self._closed = threading.Event()
         self._monitor = FailureMonitor(engine, control)
         opener = channels.Opener(config, control)
-        self._channels = Channels(engine, control, opener, acceptor, owner, self._monitor.report, make_segment)
+        self._channels = Channels(
+            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged
+        )
         self._monitor.start()
 
     def rank_of_device(self, device: island.Device) -> int:
@@ -105,6 +109,9 @@ class World:
         info = self.clusters[cluster]
         return range(info.first_rank, info.first_rank + info.devices)
 
+    def _staged(self, *ranks: int) -> tuple[int, int]:
+        return staging(self.config, [self.clusters[self.cluster_of_rank(rank)].platform for rank in ranks])
+
     @property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks of this process's devices."""
@@ -130,6 +137,8 @@ class World:
     @property
     def failure(self) -> HetcclError | None:
         """The world's first error, or None while all is well."""
+        if self._monitor.error is None and self.engine is not None and (adopted := self.engine.failure()) is not None:
+            return error_from(adopted.kind, adopted.message)  # the clusters have not agreed on one yet
         return self._monitor.error
 
     def fail(self, kind: str, message: str) -> None:
@@ -192,7 +201,22 @@ class World:
             table.add_row(info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version)
         console = Console(file=io.StringIO(), width=100)
         console.print(table)
+        if any(info.gpus for info in self.clusters):
+            console.print(self._gpu_table())
         return console.file.getvalue()  # type: ignore[attr-defined]
+
+    def _gpu_table(self) -> Table:
+        """GPUs by rank, as far as the vendors' bindings show them."""
+        from rich.table import Table
+
+        table = Table("rank", "PCI", "NUMA", "stream memory operations", "dma-buf", "GPUDirect RDMA")
+        for info in self.clusters:
+            for rank, gpu in zip(self.ranks_of_cluster(info.index), info.gpus, strict=False):
+                yes = [
+                    {None: "?", 0: "no"}.get(v, "yes") for v in (gpu.stream_memops, gpu.dma_buf, gpu.gpu_direct_rdma)
+                ]
+                table.add_row(str(rank), gpu.pci or "?", "?" if gpu.numa is None else str(gpu.numa), *yes)
+        return table
 
 
 _lock = threading.RLock()
@@ -306,22 +330,35 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
     """Makes the native engine of this world."""
     from jax_hetccl import _native
 
-    return _native.Engine(epoch=control.epoch, timeout_s=config.timeout, arrival_timeout_s=config.arrival_timeout)
+    staging = {} if config.slot_kb is None else {"staging_slot_bytes": config.slot_kb << 10}
+    staging |= {} if config.slots is None else {"staging_slots": config.slots}
+    return _native.Engine(
+        epoch=control.epoch,
+        timeout_s=config.timeout,
+        arrival_timeout_s=config.arrival_timeout,
+        stream_sync=config.stream_sync,
+        on_integer_failure={"abort": "exit", "raise": "raise"}[config.on_integer_failure],
+        **staging,
+    )
 
 
-def native_segment() -> list[int]:
+def native_segment(slot_bytes: int, slots: int) -> list[int]:
     """Makes the shared memory of a shm channel of the native engine; the caller owns the descriptors."""
     from jax_hetccl import _native
 
-    return _native.make_shm_segment()
+    return _native.make_shm_segment(slot_bytes, slots)
 
 
 def _introduce(world: World) -> None:
     """Tells the engine who is who."""
     for rank in range(world.size):
         world.engine.set_rank_name(rank, world.rank_name(rank))
+    platform = island.XLA_PLATFORMS[world.clusters[world.cluster].platform]
     for device in jax.local_devices():
-        world.engine.set_local_device(island.ordinal(device), world.rank_of_device(device))
+        try:
+            world.engine.set_local_device(island.ordinal(device), world.rank_of_device(device), platform)
+        except RuntimeError as error:
+            raise HetcclError(f"{world.config.member_name} cannot use {device} for exchanges: {error}") from error
 
 
 def _use_engine(engine: Any) -> None:

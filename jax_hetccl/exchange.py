@@ -161,7 +161,8 @@ def emit_start(
       The started exchange.
     """
     results = [chain_type(), chain_type(), *recvs, *(sends[i].type for i in kept)]
-    aliases = {1 + i: 2 + len(recvs) + k for k, i in enumerate(kept)}
+    # A buffer of its own for each chain would cost a GPU a copy.
+    aliases = {0: 0, **{1 + i: 2 + len(recvs) + k for k, i in enumerate(kept)}}
     attributes = {"plan": i64(spec.id), "kept": i64(len(kept))}
     op = custom_call(START, [chain, *sends], results, attributes, side_effect=True, aliases=aliases)
     new_chain, ticket, *buffers = values(op)
@@ -180,7 +181,7 @@ def emit_done(spec: Exchange, chain: ir.Value, started: Started) -> tuple[ir.Ope
     Returns:
       The operation, the chain behind it and the filled receive buffers.
     """
-    aliases = {2 + i: 1 + i for i in range(len(started.receives))}
+    aliases = {0: 0, **{2 + i: 1 + i for i in range(len(started.receives))}}
     results = [chain_type(), *(v.type for v in started.receives)]
     operands = [chain, started.ticket, *started.receives, *started.sends]
     op = custom_call(DONE, operands, results, {"plan": i64(spec.id)}, side_effect=True, aliases=aliases)
@@ -191,7 +192,7 @@ def emit_done(spec: Exchange, chain: ir.Value, started: Started) -> tuple[ir.Ope
 def emit_status(chain: ir.Value) -> ir.Value:
     """Emits an operation that marks the chain as failed if the world has failed (for exchanges in loop predicates,
     whose chain cannot leave the predicate)."""
-    return custom_call(STATUS, [chain], [chain_type()], {}, side_effect=True).result
+    return custom_call(STATUS, [chain], [chain_type()], {}, side_effect=True, aliases={0: 0}).result
 
 
 def emit_check(flag: ir.Value, values: Sequence[ir.Value]) -> list[ir.Value]:

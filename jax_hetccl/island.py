@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
 
 from jax_hetccl import _compat
 from jax_hetccl._config import Config
-from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
+from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError, UnsupportedError
+from jax_hetccl.gpus import BindingsError, Gpu, describe
 from jax_hetccl.rendezvous import addresses
 from jax_hetccl.rendezvous.control import ControlPlane
 
+_log = logging.getLogger(__name__)
+
 Device: TypeAlias = Any  # `jax.Device` is an attribute that type checkers do not take for a class
+
+# The platforms of clusters, with XLA's names of them, under which custom calls are registered.
+XLA_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +33,12 @@ class ClusterInfo:
       name: its name.
       processes: how many processes it has.
       devices: how many devices it has.
-      platform: JAX's platform name, such as `"cpu"` or `"gpu"`.
+      platform: `"cpu"`, `"cuda"` or `"rocm"`.
       device_kinds: the different kinds of devices, sorted.
       jax_version: the version of JAX it runs.
       first_rank: the rank of its first device.
+      gpus: for GPUs whose vendor's bindings are installed, their places and what they can do (``gpus.Gpu``), in rank
+        order; empty if any is unknown.
     """
 
     index: int
@@ -39,6 +49,7 @@ class ClusterInfo:
     device_kinds: tuple[str, ...]
     jax_version: str
     first_rank: int
+    gpus: tuple[Gpu, ...] = ()
 
 
 def join_island(config: Config, control: ControlPlane, local_device_ids: Any, timeout: float) -> None:
@@ -110,7 +121,20 @@ def describe_devices() -> dict[str, Any]:
         "jax": jax.__version__,
         "total": len(every),
         "positions": [position for position, device in enumerate(every) if device.id in local],
+        "gpus": _describe_gpus([device for device in every if device.id in local]),
     }
+
+
+def _describe_gpus(local: Sequence[Device]) -> list[dict[str, Any]]:
+    """This process's GPUs as the vendor's bindings show them; nothing without them: they are optional."""
+    platform = vendor(local[0])
+    if platform == "cpu":
+        return []
+    try:
+        return [dataclasses.asdict(gpu) for gpu in describe(platform, [ordinal(device) for device in local])]
+    except BindingsError as error:
+        _log.info("places and abilities of the GPUs are not shown: %s", error)
+        return []
 
 
 def keep_memory(megabytes: float) -> None:
@@ -126,7 +150,8 @@ def keep_memory(megabytes: float) -> None:
 
 
 def ordinal(device: Device) -> int:
-    """The number by which a handler of the FFI knows `device`: the global id on CPU, else the local one."""
+    """The number by which a handler of the FFI knows `device`: the global id on CPU, else the driver's number of it in
+    this process, which counts visible devices only."""
     if device.platform == "cpu":
         return device.id
     local = device.local_hardware_id
@@ -134,10 +159,20 @@ def ordinal(device: Device) -> int:
 
 
 def vendor(device: Device) -> str:
-    """The platform, with "gpu" told apart: clusters of two vendors round differently."""
-    if device.platform != "gpu":
-        return device.platform
-    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    """The platform, with "gpu" told apart: clusters of two vendors round differently.
+
+    Raises:
+      UnsupportedError: devices of another platform.
+    """
+    name = device.platform
+    if name == "gpu":
+        name = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    if name not in XLA_PLATFORMS:
+        raise UnsupportedError(
+            f"clusters of {name} devices ({device.device_kind}) are not supported; supported platforms: "
+            f"{', '.join(XLA_PLATFORMS)}. Choose one with JAX_PLATFORMS."
+        )
+    return name
 
 
 def assemble(control: ControlPlane, records: dict[int, Any]) -> tuple[tuple[ClusterInfo, ...], dict[int, int]]:
@@ -164,10 +199,18 @@ def assemble(control: ControlPlane, records: dict[int, Any]) -> tuple[tuple[Clus
                 owner[first_rank + position] = member.index
         if len([rank for rank in owner if rank >= first_rank]) != first["total"]:
             raise HetcclError(f"cluster {members[0].cluster_name}: its processes do not own all of its devices")
+        known = {
+            position: Gpu(**gpu)
+            for member in members
+            for position, gpu in zip(
+                records[member.index]["positions"], records[member.index].get("gpus", ()), strict=False
+            )
+        }
+        gpus = tuple(gpu for _, gpu in sorted(known.items())) if len(known) == first["total"] else ()
         kinds = tuple(sorted({kind for member in members for kind in records[member.index]["kinds"]}))
         info = ClusterInfo(
             index, members[0].cluster_name, len(members), first["total"], first["platform"], kinds,
-            first["jax"], first_rank,
+            first["jax"], first_rank, gpus,
         )  # fmt: skip
         clusters.append(info)
         first_rank += info.devices

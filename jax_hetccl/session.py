@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from jax_hetccl import _compat, _native
+from jax_hetccl import _compat, _native, island
 from jax_hetccl import _world as world_lib
 from jax_hetccl._errors import HetcclError
 from jax_hetccl.spanning import SpanningHooks
 
 _hooks: SpanningHooks | None = None
-_registered = False
+_registered: set[str] = set()
 
 
 def initialize(**settings: Any) -> world_lib.World:
@@ -39,7 +39,7 @@ def initialize(**settings: Any) -> world_lib.World:
         raise HetcclError("jax_hetccl is initialized already; call hetccl.shutdown() first")
     world = world_lib.initialize(**settings)
     try:
-        _register_targets()
+        _register_targets(world.clusters[world.cluster].platform)
         hooks = SpanningHooks(world)
         _compat.install(hooks)
         jax.clear_caches()  # programs traced before know nothing of spanning axes
@@ -95,12 +95,13 @@ def make_mesh(axis_shapes: Sequence[int], axis_names: Sequence[str], **kwargs: A
     return mesh
 
 
-def _register_targets() -> None:
-    global _registered
-    if not _registered:
-        for name, capsule in _native.registrations().items():
-            jax.ffi.register_ffi_target(name, capsule, platform="cpu")
-        _registered = True
+def _register_targets(platform: str) -> None:
+    """Registers the custom calls for the platform of this cluster, once in a process."""
+    name = island.XLA_PLATFORMS[platform]
+    if name not in _registered:
+        for target, capsule in _native.registrations(name).items():
+            jax.ffi.register_ffi_target(target, capsule, platform=name)
+        _registered.add(name)
 
 
 atexit.register(shutdown)

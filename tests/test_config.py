@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jax_hetccl import _config, _secret
 from jax_hetccl._config import resolve
 from jax_hetccl._errors import ConfigError, HetcclError, PeerLostError, error_from
+from jax_hetccl.connect import staging
 
 GOOD = {
     "HETCCL_COORDINATOR": "localhost:7000",
@@ -100,6 +101,10 @@ def test_unknown_argument_names_the_nearest():
         ("timeout", "inf", "positive number"),
         ("keep_memory_mb", "-1", "positive number"),
         ("coordinator_external", "perhaps", "expected 1 or 0"),
+        ("stream_sync", "memop", "expected one of auto, memops, hostfunc; did you mean memops?"),
+        ("on_integer_failure", "ignore", "expected one of abort, raise"),
+        ("slot_kb", "3", "from 4 to 65536"),
+        ("slots", "1.5", "from 2 to 1024"),
         ("secret_file", "/nonexistent/secret", "No such file"),
     ],
 )
@@ -190,3 +195,24 @@ def test_coordinator_alone_needs_no_cluster():
 def test_failure_kinds_become_exceptions():
     assert type(error_from("peer_lost", "x")) is PeerLostError
     assert type(error_from("something new", "x")) is HetcclError and str(error_from("corrupt", "y")) == "y"
+
+
+def test_settings_of_gpus_and_staging():
+    config = resolve(GOOD)
+    assert (config.stream_sync, config.on_integer_failure, config.slot_kb, config.slots) == (
+        "auto",
+        "abort",
+        None,
+        None,
+    )
+    config = resolve(
+        {**GOOD, "HETCCL_STREAM_SYNC": "hostfunc", "HETCCL_SLOT_KB": "64"}, on_integer_failure="raise", slots=8
+    )
+    assert (config.stream_sync, config.on_integer_failure) == ("hostfunc", "raise")
+    assert staging(config, ("cpu", "cuda")) == (64 << 10, 8)
+
+
+def test_a_gpu_gets_large_slots():
+    config = resolve(GOOD)
+    assert staging(config, ("cpu", "cpu")) == (128 << 10, 16)
+    assert staging(config, ("cpu", "cuda")) == staging(config, ("rocm", "cuda")) == (4 << 20, 8)

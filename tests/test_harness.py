@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from harness import platforms
 from harness.case import CASES, DATA, MeshSpec
 from harness.judge import _differs, _without_places, check
 from harness.layout import Layout
@@ -97,3 +98,40 @@ def test_tolerances(want: np.ndarray, got: np.ndarray, differs: bool) -> None:
 def test_places_in_the_source_are_not_part_of_a_program() -> None:
     text = 'HloModule f\n\nFileNames\n1 "a.py"\n\nStackFrames\n1 {x}\n\nENTRY {\n  add, metadata={op_name="f" stack_frame_id=3}\n}'
     assert _without_places(text) == ["HloModule f", "", "", "", "ENTRY {", '  add, metadata={op_name="f"}', "}"]
+
+
+def test_platforms_of_a_layout() -> None:
+    one = {"cuda": 1, "rocm": 0}
+    layout = Layout.parse
+    assert platforms.parse(" cuda, cpu") == ("cuda", "cpu") and platforms.parse("") == ()
+    with pytest.raises(ValueError, match="valid: cpu, cuda, rocm"):
+        platforms.parse("cuda,tpu")
+    assert platforms.missing(layout("1/1"), ("cuda", "cuda"), one) is None
+    assert platforms.missing(layout("1/4"), ("cuda", "cpu"), one) is None
+    assert "needs 2 cuda devices in one cluster, this machine has 1" in str(
+        platforms.missing(layout("2/1"), ("cuda", "cpu"), one)
+    )
+    assert "this machine has 0" in str(platforms.missing(layout("1/1"), ("cuda", "rocm"), one))
+    assert "has 3 clusters" in str(platforms.missing(layout("1/1/1"), ("cuda", "cpu"), one))
+
+
+def test_processes_are_put_on_their_platform(monkeypatch) -> None:
+    monkeypatch.setattr(platforms, "_found", ("cuda", "cuda"))
+    monkeypatch.setattr(platforms, "count", lambda platform: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def shown(text: str) -> list[str]:
+        layout = Layout.parse(text)
+        return [platforms.environment(layout, c, p)["CUDA_VISIBLE_DEVICES"] for c, p, _ in layout.members()]
+
+    assert shown("1/1") == ["0", "1"]
+    assert shown("1+1/1") == ["0", "1", "0"]  # a cluster's devices differ, clusters share
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert shown("1/1") == ["4", "7"]
+    with pytest.raises(pytest.skip.Exception, match="needs 3 cuda devices"):
+        shown("3/1")
+    monkeypatch.setattr(platforms, "_found", ("cuda", "cpu"))
+    assert platforms.environment(Layout.parse("1/2"), 1, 0) == {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }

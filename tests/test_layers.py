@@ -16,7 +16,7 @@ MODULES = {
 
 # Bottom to top. A module may import lower layers and its own group; groups of one layer do not know each other.
 LAYERS: list[set[str]] = [
-    {"_errors", "_secret", "_compat", "_native", "plan"},
+    {"_errors", "_secret", "_compat", "_native", "gpus", "plan"},
     {"_config", "exchange", "group_plan"},
     {"rendezvous"},
     {"island", "connect", "failure", "unready"},
@@ -29,12 +29,12 @@ LAYERS: list[set[str]] = [
     {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
     {"_replicas"},
     {""},  # the public names
-    {"launch"},
+    {"launch", "doctor"},
     {"demo"},
     {"cli"},
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
-PURE = ("plan", "group_plan", "ordering.schedule", "syncing.shares")
+PURE = ("plan", "group_plan", "ordering.overlap", "ordering.schedule", "syncing.shares")
 
 
 def _group(module: str) -> str:

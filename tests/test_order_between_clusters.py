@@ -67,10 +67,10 @@ class TwinControl:
 class TwinWorld:
     """A twin of a world: enough of it to lower programs, nothing to run them."""
 
-    def __init__(self, cluster: int):
+    def __init__(self, cluster: int, platforms: Sequence[str] = ("cpu", "cpu")):
         self.cluster, self.axes = cluster, {"data": None}
         self.control = TwinControl(cluster)
-        self.clusters = [types.SimpleNamespace(index=c, name=f"c{c}", platform="cpu") for c in range(len(SIZES))]
+        self.clusters = [types.SimpleNamespace(index=c, name=f"c{c}", platform=p) for c, p in enumerate(platforms)]
         self.config = types.SimpleNamespace(bucket_mb=0.001, arrival_timeout=1.0)
         self.engine = types.SimpleNamespace(add_plan=lambda *a: None, pending=list)
 
@@ -129,7 +129,7 @@ def body(steps: Sequence[tuple[str, int, int]]) -> Any:
     return run
 
 
-def lines(cluster: int, steps: Sequence[tuple[str, int, int]]) -> tuple[str, ...]:
+def lines(cluster: int, steps: Sequence[tuple[str, int, int]], platforms: Sequence[str]) -> tuple[str, ...]:
     """The exchanges of the program as one cluster orders them."""
     import jax
     import jax.numpy as jnp
@@ -146,12 +146,12 @@ def lines(cluster: int, steps: Sequence[tuple[str, int, int]]) -> tuple[str, ...
             seen.append(module.finish(self.world, self.registry, program))
 
     jax.clear_caches()
-    _compat.install(Hooks(TwinWorld(cluster)))  # type: ignore[arg-type]
+    _compat.install(Hooks(TwinWorld(cluster, platforms)))  # type: ignore[arg-type]
     try:
         n = SIZES[cluster]
         mesh = jax.sharding.Mesh(jax.devices()[:n], ("data",), axis_types=(AxisType.Auto,))
         spmd = jax.shard_map(body(steps), mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
-        jax.jit(spmd).lower(jnp.ones((n, 3)))
+        jax.jit(spmd).trace(jnp.ones((n, 3))).lower(lowering_platforms=(platforms[cluster],))
     finally:
         _compat.uninstall()
     found = [p for p in seen if p is not None]
@@ -161,8 +161,8 @@ def lines(cluster: int, steps: Sequence[tuple[str, int, int]]) -> tuple[str, ...
 def serve() -> None:
     """Answers programs on stdin with the lines of each cluster: JAX's device count is fixed for a process."""
     for line in sys.stdin:
-        steps = json.loads(line)
-        print("answer " + json.dumps([lines(c, steps) for c in range(len(SIZES))]), flush=True)
+        steps, platforms = json.loads(line)
+        print("answer " + json.dumps([lines(c, steps, platforms) for c in range(len(SIZES))]), flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +173,8 @@ def lowering() -> Any:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, Path(__file__)], env=env, **pipes)
 
-    def ask(steps: Sequence[Any]) -> list[list[str]]:
-        process.stdin.write(json.dumps(steps) + "\n")
+    def ask(steps: Sequence[Any], platforms: Sequence[str] = ("cpu", "cpu")) -> list[list[str]]:
+        process.stdin.write(json.dumps([steps, platforms]) + "\n")
         process.stdin.flush()
         for line in process.stdout:
             if line.startswith("answer "):
@@ -189,14 +189,18 @@ def lowering() -> Any:
 STEPS = st.lists(st.tuples(st.sampled_from(OPS), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=10)
 
 
-@hypothesis.given(STEPS)
-@hypothesis.example([("inside", 1, 0), ("sin", 1, 0), ("psum", 1, 0), ("psum", 1, 0)])
-@hypothesis.example([("sin", 0, 0), ("psum", 2, 0), ("add", 0, 2), ("ring", 2, 0), ("psum", 0, 0), ("psum", 2, 0)])
+PLATFORMS = st.sampled_from([("cpu", "cpu"), ("cuda", "cpu"), ("cuda", "rocm"), ("cuda", "cuda")])
+
+
+@hypothesis.given(STEPS, PLATFORMS)
+@hypothesis.example([("inside", 1, 0), ("sin", 1, 0), ("psum", 1, 0), ("psum", 1, 0)], ("cpu", "cpu"))
 @hypothesis.example(
-    [("psum", 0, 0), ("inside", 0, 0), ("psum", 0, 0)]
-)  # no pair of the permute is in the other cluster
-def test_every_cluster_orders_the_exchanges_alike(lowering, steps):
-    left, right = lowering(steps)
+    [("sin", 0, 0), ("psum", 2, 0), ("add", 0, 2), ("ring", 2, 0), ("psum", 0, 0), ("psum", 2, 0)], ("cpu", "cpu")
+)
+# No pair of the permute is in the other cluster:
+@hypothesis.example([("psum", 0, 0), ("inside", 0, 0), ("psum", 0, 0)], ("cpu", "cpu"))
+def test_every_cluster_orders_the_exchanges_alike(lowering, steps, platforms):
+    left, right = lowering(steps, platforms)
     assert left == right
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from meeting import SECRET, free_port
 
+from harness import platforms
+from harness.layout import Layout
 from harness.process import IN_PLACE, TESTS
 from harness.pythons import other_pythons
 
@@ -46,7 +48,6 @@ def run(
     common = {
         **kept,
         "PYTHONPATH": os.pathsep.join([str(TESTS), *IN_PLACE]),
-        "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "1",
         "HETCCL_COORDINATOR": f"127.0.0.1:{free_port()}",
         "HETCCL_CLUSTERS": ",".join(f"{NAMES[c]}:{len(p)}" for c, p in enumerate(clusters)),
@@ -55,16 +56,12 @@ def run(
         "HETCCL_TIMEOUT": "40",
         "HETCCL_ARRIVAL_TIMEOUT": "60",
     }
+    parsed = Layout.parse(layout)
+    placed = {(c, p): platforms.environment(parsed, c, p) for c, p, _ in parsed.members()}  # may skip the test
     children = {}
     for c, processes in enumerate(clusters):
-        for p, devices in enumerate(processes):
-            env = {
-                **common,
-                **dict(more),
-                "HETCCL_CLUSTER": NAMES[c],
-                "HETCCL_PROCESS": str(p),
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            }
+        for p in range(len(processes)):
+            env = {**common, **placed[c, p], **dict(more), "HETCCL_CLUSTER": NAMES[c], "HETCCL_PROCESS": str(p)}
             command = [pythons[c % len(pythons)], str(TESTS / "sync_worker.py"), str(c), str(p), layout, *scenarios]
             children[f"{NAMES[c]}/{p}"] = subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -340,8 +340,11 @@ class EngineTwin:
     def set_rank_name(self, rank: int, name: str) -> None:
         self.calls.append("named")
 
-    def set_local_device(self, ordinal: int, rank: int) -> None:
+    def set_local_device(self, ordinal: int, rank: int, platform: str) -> None:
         pass
+
+    def failure(self) -> None:
+        return None
 
     def stats(self) -> dict[str, int]:
         return {}

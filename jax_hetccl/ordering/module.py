@@ -23,7 +23,7 @@ from jax_hetccl import plan as plans
 from jax_hetccl._compat import hlo, ir, sdy
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
-from jax_hetccl.ordering import rewrite
+from jax_hetccl.ordering import overlap, rewrite
 from jax_hetccl.ordering.schedule import Done, Item, Kind, Run, Start, schedule
 
 # Operands in flight: each started exchange holds receive buffers too. Beyond this everything started is finished first.
@@ -141,18 +141,29 @@ class _Pass:
         places = {i: n for n, i in enumerate(i for i, it in enumerate(items) if _is_counted(it))}
         bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
         steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
+        # A CPU runs what is ready; elsewhere the order of launches is fixed when the program is compiled.
+        launched = self.world.clusters[self.world.cluster].platform != "cpu"
+        heavy = [i for i, op in enumerate(ops) if launched and rewrite.is_heavy(op, self.functions)]
+        ties = overlap.ties(items, steps, heavy)
+        ran: list[ir.Operation] = []
         started: dict[tuple[int, ...], _Bucket] = {}
         for step in steps:
             match step:
                 case Run(i):
+                    if i in ties.behind_start:
+                        chain = rewrite.tied_behind(ops[i], chain, end)
                     ops[i].move_before(end)
+                    ran.append(ops[i])
                     if items[i].kind is Kind.REGION:
                         chain = self.region(ops[i], chain, checked)
                 case Start(bucket):
+                    ran = ran if started else []  # of this round only
                     with ir.InsertionPoint(end):
                         at = [places.get(i, -1) for i in bucket]
                         chain, started[bucket] = self.start([ops[i] for i in bucket], at, chain)
                 case Done(bucket):
+                    for i in ties.before_done.get(bucket, ()):
+                        chain = rewrite.tied_before(ops[i], chain, end, ran)
                     with ir.InsertionPoint(end):
                         chain = self.done([ops[i] for i in bucket], started.pop(bucket), chain)
         return chain

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_hetccl import _compat, exchange
-from jax_hetccl._compat import ir, sdy
+from jax_hetccl._compat import hlo, ir, sdy
 
 _CONFIG = "mhlo.backend_config"
 _FRONTEND, _SYNCS = "mhlo.frontend_attributes", "hetccl_syncs"
@@ -205,6 +205,73 @@ def is_settled(value: ir.Value) -> bool:
         return op.name == "func.func" and ir.StringAttr(op.attributes["sym_name"]).value == "main"
     op = owner.operation
     return op.name in _OPAQUE or (op.name in _MOVES and all(is_settled(v) for v in op.operands))
+
+
+_HEAVY = {
+    f"stablehlo.{n}"
+    for n in ("dot_general", "dot", "convolution", "while", "fft", "cholesky", "triangular_solve", "sort")
+}
+
+
+def is_heavy(op: ir.Operation, functions: Mapping[str, ir.Operation]) -> bool:
+    """Whether an operation computes for long enough to be worth overlapping with a transfer."""
+    if op.name in _HEAVY:
+        return True
+    bodies = [op, *(functions[n] for n in callees(op) if n in functions)]
+    return any(is_heavy(o, functions) for body in bodies for o in inner(body))
+
+
+def tied_behind(op: ir.Operation, chain: ir.Value, end: ir.Operation) -> ir.Value:
+    """Makes an operation wait for the chain; returns the chain behind that.
+
+    The chain and one operand pass a barrier together, in front of ``end``. An operand that nothing is fused into is
+    taken if there is one.
+    """
+    operands = list(op.operands)
+    if not operands:
+        return chain
+    at = next((i for i, v in enumerate(operands) if is_settled(v)), 0)
+    with ir.InsertionPoint(end):
+        value, chain = _barrier(operands[at], chain)
+    op.operands[at] = value
+    return chain
+
+
+def tied_before(op: ir.Operation, chain: ir.Value, end: ir.Operation, ran: Sequence[ir.Operation]) -> ir.Value:
+    """Makes the chain wait for an operation that has run; returns the chain behind it.
+
+    Compilers drop what nobody reads from a barrier, so a value passes it that is used further on: a result of the
+    operation, or of one of those in ``ran`` that depend on it.
+    """
+    reached = {v for v in op.results}
+    for candidate in ran:
+        if candidate != op:
+            if not any(v in reached for v in used(candidate)):
+                continue
+            reached.update(candidate.results)
+        for value in candidate.results:
+            later = [use for use in value.uses if _in_block(use.owner, op) not in ran]
+            if later:
+                with ir.InsertionPoint(end):
+                    through, chain = _barrier(value, chain)
+                for use in later:
+                    use.owner.operands[use.operand_number] = through
+                return chain
+    return chain
+
+
+def _barrier(*values: ir.Value) -> list[ir.Value]:
+    """The values as they are once all of them exist."""
+    results: Any = hlo.optimization_barrier(values)
+    return list(results)
+
+
+def _in_block(inner_op: Any, op: ir.Operation) -> ir.Operation:
+    """The operation of ``op``'s block that an operation is, or stands in."""
+    found = inner_op.operation
+    while found.block != op.block:
+        found = found.parent.operation
+    return found
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from harness import platforms
 from harness.case import Case, module
 from harness.judge import check
 from harness.layout import Layout
@@ -31,8 +32,12 @@ WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("4/1", "tcp"): ("main",),
     ("2/2/1", "shm"): ("main",),
 }
-# Cases that wait for a part of the product, by tag; empty when all of it is there.
-AWAITED = frozenset({"groups", "pbroadcast"})
+# With HETCCL_TEST_PLATFORMS clusters of one device carry everything, since GPUs are few.
+_ON_PLATFORMS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("1/1", "shm"): ("core", "refuse"),
+    ("1/1", "tcp"): ("!smoke", "!order", "!wire"),
+    ("1/2", "shm"): ("!smoke", "!wire"),
+}
 _NEEDS_EVEN_PAIRS = {"pp"}
 
 
@@ -49,7 +54,17 @@ class Cell:
         return f"{self.layout}-{self.transport}-{self.run.case.name}-{vma}-{self.run.api}"
 
     def check(self, pool: Pool) -> None:
-        check(pool, pool.world(Layout.parse(self.layout), self.transport, self.run.spec), self.run)
+        world = pool.world(Layout.parse(self.layout), self.transport, self.run.spec)
+        check(pool, world, self.run, compiler_differs=platforms.differ())
+
+
+def worlds() -> dict[tuple[str, str], tuple[str, ...]]:
+    """The worlds of this run, in order, with what each takes."""
+    if not platforms.chosen():
+        return WORLDS
+    # What a program's text is on a CPU says nothing about a GPU.
+    others = {k: tuple(t for t in v if t != "hlo") for k, v in WORLDS.items() if k not in _ON_PLATFORMS}
+    return {**_ON_PLATFORMS, **others}
 
 
 def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
@@ -65,10 +80,8 @@ def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
 def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
     """The cells of these modules of cases."""
     found = []
-    for (layout, transport), tags in WORLDS.items():
+    for (layout, transport), tags in worlds().items():
         for number, case in enumerate(module(*modules)):
-            if case.tags & AWAITED:
-                continue
             runs, both = _takes(tags, case, soak)
             if not runs or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4"):
                 continue
@@ -81,4 +94,4 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
 def world_order(cell: Cell) -> tuple[int, int, int]:
     """Position of the cell's world: tests of one world run together."""
     per_rank, order = cell.run.spec.group
-    return list(WORLDS).index((cell.layout, cell.transport)), per_rank, int(order != "given")
+    return list(worlds()).index((cell.layout, cell.transport)), per_rank, int(order != "given")

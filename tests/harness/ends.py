@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from harness import platforms
 from harness.pool import Reply, World
 
 
@@ -14,12 +15,16 @@ def first_line(text: str) -> str:
 def messages(reply: Reply) -> dict[str, str]:
     """Device position -> text of the error it raised; every device must have raised one.
 
-    An error at the call itself, before there are arrays, counts for all devices.
+    An error at the call itself, before there are arrays, counts for all devices. A GPU raises nothing: its program ends
+    with poisoned values, and what `check` raises then counts for its devices.
     """
     if reply.error is not None:
         assert "jax_hetccl" not in reply.error["bases"][0] or reply.error["message"], reply.error
         return {"all": reply.error["message"]}
     devices = reply.raw["devices"]
+    if platforms.on_gpu(reply.cluster):
+        health = (reply.health or {}).get("message", "")
+        return {at: error["message"] if error else health for at, error in devices.items()}
     quiet = [at for at, error in devices.items() if error is None]
     assert devices and not quiet, f"{reply.label}: devices {quiet} of {list(devices)} ended without an error"
     for at, error in devices.items():

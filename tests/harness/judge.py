@@ -25,7 +25,7 @@ def check(pool: Pool, world: World, run: Run, compiler_differs: bool = False) ->
         pool: gives the oracle; a world that is not well afterwards is discarded.
         world: where to run.
         run: what to run.
-        compiler_differs: the clusters have different JAX versions, so replicas computed after the exchange may differ
+        compiler_differs: the clusters have different JAX versions or platforms, so replicas computed after the exchange may differ
             in rounding unless the case is `exact`.
     """
     try:

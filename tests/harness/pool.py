@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import platforms
 from harness.case import DATA, Case, MeshSpec
 from harness.layout import Layout
 from harness.process import Process, WorkerGoneError
@@ -74,16 +75,19 @@ class World:
         layout: clusters, processes, devices.
         transport: "shm" or "tcp".
         pythons: interpreter of each cluster; the current one where missing.
-        timeout, arrival_timeout: HETCCL_TIMEOUT and HETCCL_ARRIVAL_TIMEOUT.
+        timeout, arrival_timeout: HETCCL_TIMEOUT and HETCCL_ARRIVAL_TIMEOUT; the latter is by platform if None: GPUs
+            compile for longer.
         axes: what `initialize` gets.
         joined: False leaves jax_hetccl out: clusters that share nothing, for tests of this harness itself.
     """
 
     def __init__(
         self, layout: Layout, transport: str, *, pythons: tuple[str, ...] = (), timeout: float = 10.0,
-        arrival_timeout: float = 20.0, axes: Any = ("data",), joined: bool = True,
+        arrival_timeout: float | None = None, axes: Any = ("data",), joined: bool = True,
     ) -> None:  # fmt: skip
         self.layout, self.transport = layout, transport
+        arrival_timeout = arrival_timeout or (60.0 if platforms.chosen() else 20.0)
+        placed = [platforms.environment(layout, c, p) for c, p, _ in layout.members()]  # may skip the test
         self._scratch = tempfile.TemporaryDirectory(prefix="hetccl-test-")
         self.directory = Path(self._scratch.name)
         self._runs = 0
@@ -93,14 +97,14 @@ class World:
             "HETCCL_SECRET": secrets.token_hex(32), "HETCCL_TRANSPORT": transport, "HETCCL_TIMEOUT": str(timeout),
             "HETCCL_ARRIVAL_TIMEOUT": str(arrival_timeout), "HETCCL_JOIN_TIMEOUT": str(int(START_S)),
         }  # fmt: skip
-        for cluster, process, devices in layout.members():
+        for (cluster, process, devices), place in zip(layout.members(), placed, strict=True):
             name = layout.name(cluster)
             setup = {
                 "cluster": cluster,
                 "devices": layout.devices,
                 "initialize": {"axes": axes} if joined else None,
             }
-            environment = {**common, "HETCCL_CLUSTER": name, "HETCCL_PROCESS": str(process)}
+            environment = {**common, **place, "HETCCL_CLUSTER": name, "HETCCL_PROCESS": str(process)}
             python = pythons[cluster] if cluster < len(pythons) else sys.executable
             worker = Process(f"{name}/{process}", python, setup, devices, environment, self.directory)
             self.workers.append((cluster, worker))

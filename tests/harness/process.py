@@ -30,7 +30,7 @@ class Process:
         label: how messages call it, e.g. ``left/0``.
         python: the interpreter.
         setup: see `harness.worker.Worker`.
-        devices: CPU devices to give it.
+        devices: CPU devices to give it, unless ``environment`` puts it on another platform.
         environment: variables added to a cleaned copy of ours.
         directory: where its stderr goes and what it starts in.
     """

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "xla_ffi/exchange/engine.h"
@@ -15,8 +16,10 @@ namespace hetccl::bindings {
 // the last of them lets go.
 struct EngineObject {
   std::shared_ptr<Engine> engine;
+  const std::string stream_sync;  // for the GPUs that it will be told of
 
-  explicit EngineObject(std::shared_ptr<Engine> engine) : engine(std::move(engine)) {}
+  EngineObject(std::shared_ptr<Engine> engine, std::string stream_sync)
+      : engine(std::move(engine)), stream_sync(std::move(stream_sync)) {}
   EngineObject(const EngineObject&) = delete;
   ~EngineObject();
 };

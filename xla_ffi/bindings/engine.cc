@@ -83,12 +83,62 @@ nb::dict Stats(EngineObject& self) {
   threads["proxy"] = stats.proxy_threads;
   threads["completion"] = stats.completion_threads;
   threads["watchdog"] = 1;
+  threads["copy"] = stats.copy_threads;
   out["threads"] = threads;
+  nb::dict devices;
+  for (const auto& [ordinal, device] : stats.devices) {
+    nb::dict entry;
+    entry["platform"] = device.platform;
+    entry["name"] = device.name;
+    for (const auto& [key, value] : device.space) {
+      if (key != "memops") entry[key.c_str()] = value;
+    }
+    entry["stream_sync"] = device.space.at("memops") != 0 ? "memops" : "hostfunc";
+    devices[nb::int_(ordinal)] = entry;
+  }
+  out["devices"] = devices;
   return out;
 }
 
+// A device of the engine together with what it was opened with.
+void SetLocalDevice(EngineObject& self, int ordinal, uint32_t rank, const std::string& platform) {
+  if (platform == "cpu") return Raise(self.engine->SetLocalDevice(ordinal, rank));
+  device::StreamSpaceOptions options;
+  options.ordinal = ordinal;
+  options.sync = self.stream_sync;
+  if (platform == "CUDA") {
+    options.vendor = device::Vendor::kCuda;
+  } else if (platform == "ROCM") {
+    options.vendor = device::Vendor::kHip;
+  } else {
+    throw std::runtime_error("hetccl: unknown platform \"" + platform +
+                             "\"; known ones: cpu, CUDA, ROCM");
+  }
+  std::shared_ptr<device::StreamSpace> gpu;
+  Raise(device::StreamSpace::Open(options, &gpu));
+  Raise(self.engine->SetLocalDevice(ordinal, rank, std::move(gpu)));
+}
+
+bool ExitsOnIntegerFailure(const std::string& word) {
+  if (word != "exit" && word != "raise") {
+    throw std::runtime_error("hetccl: on_integer_failure is \"" + word +
+                             "\"; it must be exit or raise");
+  }
+  return word == "exit";
+}
+
+// A ring of less than two slots would not overlap anything, and of none, hang.
+void CheckStaging(uint64_t slot_bytes, uint64_t slots) {
+  if (slot_bytes >= 4096 && slot_bytes <= (64 << 20) && slots >= 2 && slots <= 1024) return;
+  throw std::runtime_error(
+      "hetccl: staging_slot_bytes must be 4 KB to 64 MB, and staging_slots 2 to 1024");
+}
+
 void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arrival_timeout_s,
-               double mismatch_grace_s, double abort_grace_s, int proxy_threads, double spin_us) {
+               double mismatch_grace_s, double abort_grace_s, int proxy_threads, double spin_us,
+               const std::string& stream_sync, const std::string& on_integer_failure,
+               uint64_t staging_slot_bytes, uint64_t staging_slots, int copy_threads) {
+  CheckStaging(staging_slot_bytes, staging_slots);
   EngineOptions options;
   options.epoch = epoch;
   options.timeout_s = timeout_s;
@@ -97,7 +147,11 @@ void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arri
   options.abort_grace_s = abort_grace_s;
   options.proxy_threads = proxy_threads;
   options.spin_us = spin_us;
-  new (self) EngineObject(std::make_shared<Engine>(options));
+  options.exit_on_integer_failure = ExitsOnIntegerFailure(on_integer_failure);
+  options.staging_slot_bytes = staging_slot_bytes;
+  options.staging_slots = staging_slots;
+  options.copy_threads = copy_threads;
+  new (self) EngineObject(std::make_shared<Engine>(options), stream_sync);
 }
 
 }  // namespace
@@ -120,13 +174,10 @@ void DefineEngine(nb::module_& module) {
   nb::class_<EngineObject>(module, "Engine")
       .def("__init__", &Construct, nb::kw_only(), "epoch"_a, "timeout_s"_a = 60.0,
            "arrival_timeout_s"_a = 600.0, "mismatch_grace_s"_a = 2.0, "abort_grace_s"_a = 2.0,
-           "proxy_threads"_a = 0, "spin_us"_a = 50.0)
-      .def(
-          "set_local_device",
-          [](EngineObject& self, int ordinal, uint32_t rank) {
-            self.engine->SetLocalDevice(ordinal, rank);
-          },
-          "device_ordinal"_a, "rank"_a)
+           "proxy_threads"_a = 0, "spin_us"_a = 50.0, "stream_sync"_a = "auto",
+           "on_integer_failure"_a = "exit", "staging_slot_bytes"_a = uint64_t{1} << 20,
+           "staging_slots"_a = uint64_t{8}, "copy_threads"_a = 0)
+      .def("set_local_device", &SetLocalDevice, "device_ordinal"_a, "rank"_a, "platform"_a = "cpu")
       .def(
           "set_rank_name",
           [](EngineObject& self, uint32_t rank, std::string name) {

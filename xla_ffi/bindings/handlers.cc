@@ -1,6 +1,10 @@
 #include "xla_ffi/handlers/handlers.h"
 
+#include <nanobind/stl/string.h>
+
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "xla_ffi/bindings/bindings.h"
@@ -13,22 +17,39 @@ namespace nb = nanobind;
 
 namespace {
 
-nb::dict Registrations() {
+using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
+
+struct Target {
+  const char* name;
+  Handler cpu;
+  Handler gpu;
+};
+
+constexpr Target kTargets[] = {
+    {"hetccl_exchange_start", HetcclExchangeStart, HetcclGpuExchangeStart},
+    {"hetccl_exchange_done", HetcclExchangeDone, HetcclGpuExchangeDone},
+    {"hetccl_check", HetcclCheck, HetcclGpuCheck},
+    {"hetccl_status", HetcclStatus, HetcclGpuStatus},
+};
+
+// The same for both vendors: what differs is the device that the engine knows by its ordinal.
+nb::dict Registrations(const std::string& platform) {
+  if (platform != "cpu" && platform != "CUDA" && platform != "ROCM") {
+    throw std::runtime_error("hetccl: no handlers for platform \"" + platform +
+                             "\"; known ones: cpu, CUDA, ROCM");
+  }
   nb::dict all;
-  const auto add = [&all](const char* name, XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
-    all[name] = nb::capsule(reinterpret_cast<void*>(handler));
-  };
-  add("hetccl_exchange_start", HetcclExchangeStart);
-  add("hetccl_exchange_done", HetcclExchangeDone);
-  add("hetccl_check", HetcclCheck);
-  add("hetccl_status", HetcclStatus);
+  for (const Target& target : kTargets) {
+    all[target.name] =
+        nb::capsule(reinterpret_cast<void*>(platform == "cpu" ? target.cpu : target.gpu));
+  }
   return all;
 }
 
 }  // namespace
 
 void DefineHandlers(nb::module_& module) {
-  module.def("registrations", &Registrations);
+  module.def("registrations", &Registrations, nb::arg("platform") = "cpu");
   module.def(
       "set_engine",
       [](EngineObject* engine) {

@@ -19,12 +19,22 @@ namespace {
 // What a transport's factory.h offers.
 struct Factory {
   const char* name;
-  Status (*make_sender)(std::vector<UniqueFd>, std::unique_ptr<transport::Sender>*);
-  Status (*make_receiver)(std::vector<UniqueFd>, std::unique_ptr<transport::Receiver>*);
+  Status (*make_sender)(std::vector<UniqueFd>, device::Space&, const transport::Staging&,
+                        std::unique_ptr<transport::Sender>*);
+  Status (*make_receiver)(std::vector<UniqueFd>, device::Space&, const transport::Staging&,
+                          std::unique_ptr<transport::Receiver>*);
 };
 
 constexpr Factory kFactories[] = {
-    {"shm", transport::shm::MakeSender, transport::shm::MakeReceiver},
+    {"shm",
+     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging&,
+        std::unique_ptr<transport::Sender>* out) {
+       return transport::shm::MakeSender(std::move(fds), space, out);
+     },
+     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging&,
+        std::unique_ptr<transport::Receiver>* out) {
+       return transport::shm::MakeReceiver(std::move(fds), space, out);
+     }},
     {"tcp", transport::tcp::MakeSender, transport::tcp::MakeReceiver},
 };
 
@@ -34,6 +44,9 @@ Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool 
                   const std::string& transport, const std::vector<int>& fds) {
   std::vector<UniqueFd> owned;
   for (int fd : fds) owned.emplace_back(fd);
+  device::Space& space = engine.SpaceOf(local_rank);
+  const transport::Staging staging{engine.options().staging_slot_bytes,
+                                   engine.options().staging_slots};
   std::string known;
   for (const Factory& factory : kFactories) {
     known += known.empty() ? "" : ", ";
@@ -41,12 +54,12 @@ Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool 
     if (transport != factory.name) continue;
     if (outgoing) {
       std::unique_ptr<transport::Sender> sender;
-      Status status = factory.make_sender(std::move(owned), &sender);
+      Status status = factory.make_sender(std::move(owned), space, staging, &sender);
       if (!status.ok()) return status;
       return engine.channels().AddOutgoing(local_rank, peer_rank, std::move(sender));
     }
     std::unique_ptr<transport::Receiver> receiver;
-    Status status = factory.make_receiver(std::move(owned), &receiver);
+    Status status = factory.make_receiver(std::move(owned), space, staging, &receiver);
     if (!status.ok()) return status;
     return engine.channels().AddIncoming(local_rank, peer_rank, std::move(receiver));
   }
@@ -64,6 +77,8 @@ void DefineTransports(nb::module_& module) {
       },
       nb::arg("slot_bytes") = transport::shm::kDefaultSlotBytes,
       nb::arg("slots") = transport::shm::kDefaultSlots);
+  module.attr("GPU_SLOT_BYTES") = transport::shm::kGpuSlotBytes;
+  module.attr("GPU_SLOTS") = transport::shm::kGpuSlots;
 }
 
 }  // namespace hetccl::bindings

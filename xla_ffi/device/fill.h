@@ -1,4 +1,4 @@
-// Filling host memory with a repeated pattern.
+// Filling memory with a repeated pattern.
 #ifndef XLA_FFI_DEVICE_FILL_H_
 #define XLA_FFI_DEVICE_FILL_H_
 
@@ -6,7 +6,14 @@
 
 namespace hetccl::device {
 
-// Fills `bytes` bytes with repetitions of the pattern; the last repetition may be cut.
+// One element's little-endian bytes; size 0, 1, 2, 4 or 8. Size 0 stands for zeros.
+struct Pattern {
+  unsigned char bytes[8];
+  size_t size;
+};
+
+// Fills `bytes` bytes of host memory with repetitions of the pattern; the last repetition may be
+// cut.
 void FillPattern(void* data, size_t bytes, const void* pattern, size_t pattern_bytes);
 
 }  // namespace hetccl::device

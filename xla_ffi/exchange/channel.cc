@@ -1,6 +1,8 @@
 #include "xla_ffi/exchange/channel.h"
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 namespace hetccl {
 
@@ -46,6 +48,23 @@ void Channel::CheckPeer(const transport::Endpoint& endpoint, const Exchange* nee
     text += ": " + endpoint.lost_reason() + "; its process has died or was killed, see its output";
   }
   Break(Status(ErrorKind::kPeerLost, std::move(text)));
+}
+
+bool Channel::Started(Exchange* exchange) {
+  bool started = false;
+  if (Status status = exchange->PollStarted(&started); !status.ok()) {
+    Break(Status(status.kind(), OperationName(*exchange) + " at " + LocalName() +
+                                    ": its device is lost: " + status.message()));
+    return false;
+  }
+  return started;
+}
+
+void Channel::AwaitQuiet(transport::Endpoint* endpoint) {
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(5);
+  while (!endpoint->Quiet() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 void Channel::Moved(size_t bytes) {

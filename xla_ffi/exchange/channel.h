@@ -38,6 +38,8 @@ struct ChannelContext {
   const Bounds bounds;
   Directory directory;
   FailureState failure;
+  // Set before the failure that stands for the end of this world is adopted.
+  std::atomic<bool> closing{false};
 
   using FindOperation = std::function<std::string(uint32_t peer_rank)>;
   // Who answers OperationWith; null from the moment on at which it goes away. Waits for the answer
@@ -120,6 +122,11 @@ class Channel : public proxy::Task {
   void Break(Status status);
   // Breaks if the peer is gone; `needed_by` is the operation that needs it, or null when idle.
   void CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by);
+  // Whether the exchange's device has come to its start. Breaks if the device is lost. Proxy
+  // thread.
+  bool Started(Exchange* exchange);
+  // Waits, bounded, until nothing touches the memory of the message under way. Closing thread.
+  static void AwaitQuiet(transport::Endpoint* endpoint);
   // Counts progress of the part under way. Proxy thread.
   void Moved(size_t bytes);
   // Notes that the part under way, and thus something with this peer, goes on. Proxy thread.

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <thread>
-
-#include "xla_ffi/device/host_memory.h"
 
 namespace hetccl {
 namespace {
@@ -45,6 +42,7 @@ std::vector<Span> Spans(const PlanMessage& message, const std::vector<BufferView
 
 Engine::Engine(const EngineOptions& options)
     : options_(options),
+      host_(options.copy_threads),
       context_(std::make_shared<ChannelContext>(
           options.epoch,
           Bounds{Seconds(options.timeout_s), Seconds(options.arrival_timeout_s),
@@ -58,22 +56,45 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() { (void)Close(std::chrono::seconds(5)).ok(); }
 
-void Engine::SetLocalDevice(int device_ordinal, uint32_t rank) {
+Status Engine::SetLocalDevice(int device_ordinal, uint32_t rank,
+                              std::shared_ptr<device::StreamSpace> gpu) {
   std::lock_guard<std::mutex> lock(mutex_);
-  local_ranks_[device_ordinal] = rank;
+  for (const auto& [ordinal, other] : local_devices_) {
+    if (gpu == nullptr || other.gpu == nullptr || ordinal == device_ordinal) continue;
+    if (gpu->sync() != device::StreamSync::kHostFunc) continue;
+    return InternalError(
+        "with host functions (HETCCL_STREAM_SYNC=hostfunc, or a device without stream memory "
+        "operations) a process can have one GPU: run one process for each GPU");
+  }
+  local_devices_[device_ordinal] = {rank, std::move(gpu)};
+  return Status();
+}
+
+device::Space& Engine::SpaceOf(uint32_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [ordinal, device] : local_devices_) {
+    if (device.rank == rank && device.gpu != nullptr) return *device.gpu;  // lives for ever
+  }
+  return host_;
+}
+
+std::shared_ptr<device::StreamSpace> Engine::Gpu(int device_ordinal) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = local_devices_.find(device_ordinal);
+  return it != local_devices_.end() ? it->second.gpu : nullptr;
 }
 
 Status Engine::AddPlan(uint64_t id, std::string text, uint64_t wire_id, int device_ordinal,
                        const std::vector<PeerRange>& sends, const std::vector<PeerRange>& receives,
                        std::vector<ZeroRange> zeros) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto rank = local_ranks_.find(device_ordinal);
-  if (rank == local_ranks_.end()) {
+  const auto device = local_devices_.find(device_ordinal);
+  if (device == local_devices_.end()) {
     return InternalError("plan of " + text + ": device ordinal " + std::to_string(device_ordinal) +
                          " has no rank; call set_local_device first");
   }
-  auto plan = std::make_shared<const DevicePlan>(id, std::move(text), wire_id, rank->second, sends,
-                                                 receives, std::move(zeros));
+  auto plan = std::make_shared<const DevicePlan>(id, std::move(text), wire_id, device->second.rank,
+                                                 sends, receives, std::move(zeros));
   auto& slot = plans_[{id, device_ordinal}];
   if (slot == nullptr) {
     slot = std::move(plan);
@@ -119,21 +140,31 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
     ticket->failed = true;
     return CheckAfterFailure(request.program);
   }
+  const std::shared_ptr<device::StreamSpace> gpu = Gpu(request.device_ordinal);
+  device::Space& space = gpu ? static_cast<device::Space&>(*gpu) : host_;
   for (const ZeroRange& zero : plan->zeros()) {
-    std::memset(request.receives[zero.buffer].data + zero.offset, 0, zero.bytes);
+    std::byte* data = request.receives[zero.buffer].data + zero.offset;
+    if (Status status = space.Zero(data, zero.bytes, request.queue); !status.ok()) return status;
   }
+  std::shared_ptr<device::Gate> gate;
+  if (Status status = space.MarkStart(request.queue, &gate); !status.ok()) return status;
   auto exchange = std::make_shared<Exchange>(
       next_exchange_id.fetch_add(1, std::memory_order_relaxed), std::move(plan), request.program,
       request.index, pool_, in_flight_);
+  exchange->SetGate(std::move(gate));
   for (const BufferView& buffer : request.receives) {
-    device::PreferHugePages(buffer.data, buffer.bytes);
+    space.Expect(buffer.data, buffer.bytes);
     exchange->receive_addresses.push_back(buffer.data);
   }
   for (const BufferView& buffer : request.sends) exchange->send_addresses.push_back(buffer.data);
   ticket->id = exchange->id();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    started_[exchange->id()] = exchange;
+    if (gpu) {
+      on_streams_[{request.device_ordinal, request.plan}].push_back(exchange);
+    } else {
+      started_[exchange->id()] = exchange;
+    }
   }
   Post(exchange, request);
   return Status();
@@ -190,6 +221,22 @@ std::shared_ptr<Exchange> Engine::Take(uint64_t id) {
   return exchange;
 }
 
+std::shared_ptr<Exchange> Engine::TakeFromStream(int device_ordinal, uint64_t plan,
+                                                 const std::vector<const void*>& receives,
+                                                 const std::vector<const void*>& sends) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto queue = on_streams_.find({device_ordinal, plan});
+  if (queue == on_streams_.end() || queue->second.empty()) return nullptr;
+  std::deque<std::shared_ptr<Exchange>>& waiting = queue->second;
+  auto match = std::find_if(waiting.begin(), waiting.end(), [&](const auto& exchange) {
+    return exchange->receive_addresses == receives && exchange->send_addresses == sends;
+  });
+  if (match == waiting.end()) match = waiting.begin();
+  std::shared_ptr<Exchange> exchange = std::move(*match);
+  waiting.erase(match);
+  return exchange;
+}
+
 std::optional<Status> Engine::WaitFailure(Duration bound) {
   return context_->failure.WaitCandidate(bound);
 }
@@ -222,6 +269,12 @@ EngineStats Engine::Stats() const {
   stats.copied = copied_.load(std::memory_order_relaxed);
   stats.proxy_threads = channels_.proxy_threads();
   stats.completion_threads = static_cast<int>(pool_->size());
+  stats.copy_threads = static_cast<int>(host_.Stats().at("copy_threads"));
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [ordinal, local] : local_devices_) {
+    if (local.gpu == nullptr) continue;
+    stats.devices[ordinal] = {local.gpu->platform(), local.gpu->name(), local.gpu->Stats()};
+  }
   return stats;
 }
 
@@ -240,10 +293,12 @@ Status Engine::Close(Duration bound) {
   if (const int64_t count = in_flight_->load(); count > 0) {
     text += " while " + std::to_string(count) + " exchanges were under way";
   }
+  context_->closing.store(true);
   Abort(Status(ErrorKind::kAborted, std::move(text)));
   watchdog_->Stop();
   for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->FailAll();
   const int stuck_proxies = channels_.Shutdown(deadline);
+  if (stuck_proxies == 0) host_.Close();
   const Duration left = std::max(deadline - Clock::now(), Duration(std::chrono::milliseconds(50)));
   const int stuck_completions = pool_->Shutdown(left);
   context_->failure.Close();

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,9 @@
 
 #include "xla_ffi/common/elastic_pool.h"
 #include "xla_ffi/common/status.h"
+#include "xla_ffi/device/host_space.h"
+#include "xla_ffi/device/space.h"
+#include "xla_ffi/device/stream/stream_space.h"
 #include "xla_ffi/exchange/channel_table.h"
 #include "xla_ffi/exchange/exchange.h"
 #include "xla_ffi/exchange/plan.h"
@@ -30,6 +34,13 @@ struct EngineOptions {
   double abort_grace_s = 2;
   int proxy_threads = 0;  // 0: chosen by the number of cores
   double spin_us = 50;    // how long a proxy thread spins before it sleeps
+  int copy_threads = 0;   // of the host's side of pairs with a GPU; 0: by the number of cores
+  // Host memory between one socket and a GPU, for each direction of a channel.
+  uint64_t staging_slot_bytes = 1 << 20;
+  uint64_t staging_slots = 8;
+  // What a GPU's program gets for integers of a failed exchange, which cannot be poisoned: the end
+  // of the process, or zeros and the error of the next check.
+  bool exit_on_integer_failure = true;
 };
 
 // What the engine has done with one peer, or in all.
@@ -46,6 +57,13 @@ struct EngineStats {
   uint64_t copied = 0;                  // exchanges whose buffers moved between start and done
   int proxy_threads = 0;
   int completion_threads = 0;
+  int copy_threads = 0;
+  struct Device {
+    std::string platform;
+    std::string name;
+    device::SpaceStats space;
+  };
+  std::map<int, Device> devices;  // GPUs, by ordinal
 };
 
 // One custom call that starts an exchange.
@@ -54,6 +72,7 @@ struct StartRequest {
   uint64_t program = 0;
   uint32_t index = 0;
   int device_ordinal = 0;
+  device::Queue queue = nullptr;  // the stream of the program, on a GPU
   std::vector<BufferView> sends;
   std::vector<BufferView> receives;
 };
@@ -78,7 +97,16 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  void SetLocalDevice(int device_ordinal, uint32_t rank);
+  // `gpu`: the device's memory and streams; null for a device whose buffers are host memory. An
+  // error for a second GPU where streams are held by host functions: drivers run those one at a
+  // time, so one device's hold could keep the other from what the first one's peers wait for.
+  Status SetLocalDevice(int device_ordinal, uint32_t rank,
+                        std::shared_ptr<device::StreamSpace> gpu = nullptr);
+  // Where the buffers of this local rank lie. For transports.
+  device::Space& SpaceOf(uint32_t rank);
+  // Null unless the device is a GPU.
+  std::shared_ptr<device::StreamSpace> Gpu(int device_ordinal) const;
+  const EngineOptions& options() const { return options_; }
   Directory& directory() { return context_->directory; }
   ChannelTable& channels() { return channels_; }
 
@@ -92,12 +120,19 @@ class Engine {
   Status Start(const StartRequest& request, Ticket* ticket);
   // Hands out a started exchange, once. Null for an unknown id.
   std::shared_ptr<Exchange> Take(uint64_t id);
+  // The same on a GPU, where the ticket cannot be read: the oldest exchange of this plan with these
+  // buffers, or the oldest of this plan if none has them (then the buffers were moved).
+  std::shared_ptr<Exchange> TakeFromStream(int device_ordinal, uint64_t plan,
+                                           const std::vector<const void*>& receives,
+                                           const std::vector<const void*>& sends);
   void CountCopied() { copied_.fetch_add(1, std::memory_order_relaxed); }
 
   std::optional<Status> WaitFailure(Duration bound);
   void Abort(const Status& status);
   // The adopted error; ok while there is none.
   Status failure() const { return context_->failure.adopted(); }
+  // Outlives the engine, for completions that do.
+  std::shared_ptr<const ChannelContext> context() const { return context_; }
 
   EngineStats Stats() const;
   // One line for each message that is queued or moving.
@@ -117,7 +152,13 @@ class Engine {
   void EndOrphans();
   void Watch();
 
+  struct LocalDevice {
+    uint32_t rank;
+    std::shared_ptr<device::StreamSpace> gpu;
+  };
+
   const EngineOptions options_;
+  device::HostSpace host_;  // before the channels, whose copies use it
   const std::shared_ptr<ChannelContext> context_;
   const std::shared_ptr<ElasticPool> pool_;
   const std::shared_ptr<std::atomic<int64_t>> in_flight_;
@@ -126,9 +167,11 @@ class Engine {
 
   mutable std::mutex mutex_;
   // Guarded by mutex_:
-  std::unordered_map<int, uint32_t> local_ranks_;
+  std::map<int, LocalDevice> local_devices_;
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const DevicePlan>> plans_;
   std::unordered_map<uint64_t, std::shared_ptr<Exchange>> started_;
+  // By device ordinal and plan, oldest first.
+  std::map<std::pair<int, uint64_t>, std::deque<std::shared_ptr<Exchange>>> on_streams_;
   std::unordered_map<uint64_t, TimePoint> failing_since_;  // by program
   // Exchanges with a part that has no channel; they end when the failure is adopted.
   std::vector<std::shared_ptr<Exchange>> orphans_;

@@ -205,7 +205,7 @@ TEST(EngineStart, RefusesWhatCannotWork) {
 TEST(EngineClose, LeavesNothingPendingThatStartsMeanwhile) {
   for (int repeat = 0; repeat < 20; ++repeat) {
     Engine engine(TestWorld::Quick());
-    engine.SetLocalDevice(0, 0);
+    ASSERT_TRUE(engine.SetLocalDevice(0, 0).ok());
     std::vector<float> memory(4);
     const BufferView view{reinterpret_cast<std::byte*>(memory.data()), 16};
     // A peer for each start: receives make a channel, sends lack one.

@@ -55,6 +55,7 @@ Pace IncomingChannel::Step() {
   if (receiver_ == nullptr) return Pace::kIdle;
   if (context_->failure.has_adopted()) {
     broken_.store(true, std::memory_order_release);
+    if (current_ && !receiver_->Quiet()) return Pace::kPolling;
     if (current_) EndCurrent(/*failed=*/true);
   }
   if (broken_.load(std::memory_order_relaxed)) return Pace::kIdle;
@@ -68,6 +69,7 @@ Pace IncomingChannel::Step() {
   if (head != nullptr) {
     const Found found = MatchHead(*head);
     if (found == Found::kCurrent) return StepCurrent();
+    if (found == Found::kNotStarted) return Pace::kPolling;
     // Nothing to do until the next receive is posted.
     return Pace::kIdle;
   }
@@ -82,14 +84,14 @@ Pace IncomingChannel::Step() {
 
 IncomingChannel::Found IncomingChannel::MatchHead(const WireHeader& head) {
   Status mismatch;
-  transport::MutablePayload payload;
+  std::shared_ptr<Exchange> match;
+  size_t place = 0;  // in posted_, which only this thread takes from
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_ || posted_.empty()) return Found::kNothing;
-    auto part = posted_.begin();
     Verdict verdict = Verdict::kOtherProgram;
-    for (; part != posted_.end(); ++part) {
-      verdict = Judge(head, ExpectedOf(*part));
+    for (; place < posted_.size(); ++place) {
+      verdict = Judge(head, ExpectedOf(posted_[place]));
       if (verdict != Verdict::kOtherProgram) break;
     }
     if (verdict == Verdict::kOtherProgram) {
@@ -97,23 +99,32 @@ IncomingChannel::Found IncomingChannel::MatchHead(const WireHeader& head) {
       return Found::kNothing;
     }
     stranger_.reset();
-    if (verdict == Verdict::kMismatch) {
-      mismatch = Mismatch(head, *part);
-    } else {
-      payload = std::move(part->payload);
-      overtaking_ = part != posted_.begin();
-      current_ = std::move(*part);
-      posted_.erase(part);
-      moved_.store(0, std::memory_order_relaxed);
-      NoteProgress();
-    }
+    if (verdict == Verdict::kMismatch) mismatch = Mismatch(head, posted_[place]);
+    match = posted_[place].exchange;
   }
   if (!mismatch.ok()) {
     Break(std::move(mismatch));
     return Found::kBroken;
   }
+  if (!Started(match.get())) return broken_ ? Found::kBroken : Found::kNotStarted;
+  return MakeCurrent(place) ? Found::kCurrent : Found::kNothing;
+}
+
+bool IncomingChannel::MakeCurrent(size_t place) {
+  transport::MutablePayload payload;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return false;
+    const auto part = posted_.begin() + static_cast<std::ptrdiff_t>(place);
+    payload = std::move(part->payload);
+    overtaking_ = part != posted_.begin();
+    current_ = std::move(*part);
+    posted_.erase(part);
+    moved_.store(0, std::memory_order_relaxed);
+    NoteProgress();
+  }
   receiver_->Accept(std::move(payload));
-  return Found::kCurrent;
+  return true;
 }
 
 Pace IncomingChannel::StepCurrent() {
@@ -128,6 +139,7 @@ Pace IncomingChannel::StepCurrent() {
     return Pace::kBusy;
   }
   if (progress.bytes > 0) return Pace::kBusy;
+  if (progress.copying) return Pace::kPolling;
   CheckPeer(*receiver_, current_->exchange.get());
   return broken_ ? Pace::kIdle : Pace::kWaiting;
 }
@@ -154,7 +166,10 @@ Status IncomingChannel::OverdueCurrent(TimePoint now) const {
 
 Status IncomingChannel::OverdueOldest(TimePoint now) const {
   const Part& oldest = posted_.front();
-  const bool overdue = now - oldest.since >= context_->bounds.arrival;
+  const TimePoint started = oldest.exchange->started_at();
+  if (started > now) return Status();  // its own device has not come to it
+  const Duration waited = now - std::max(oldest.since, started);
+  const bool overdue = waited >= context_->bounds.arrival;
   if (stranger_) {
     const TimePoint progress{Duration(progress_with_peer_->load(std::memory_order_relaxed))};
     const Duration silence = now - std::max(stranger_->since, progress);
@@ -162,15 +177,27 @@ Status IncomingChannel::OverdueOldest(TimePoint now) const {
     return Mismatch(stranger_->header, oldest, now - stranger_->since);
   }
   if (!overdue) return Status();
-  return Timeout(*oldest.exchange, "received", "from", /*moved=*/0, oldest.bytes,
-                 now - oldest.since, /*under_way=*/false,
+  return Timeout(*oldest.exchange, "received", "from", /*moved=*/0, oldest.bytes, waited,
+                 /*under_way=*/false,
                  attached_ ? "the peer has not reached this operation: it may still compile, be "
                              "stuck, or run another program"
                            : "the peer has not connected: it may still compile, be stuck, or run "
                              "another program");
 }
 
+void IncomingChannel::PollOldest() {
+  std::shared_ptr<Exchange> oldest;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!posted_.empty()) oldest = posted_.front().exchange;
+  }
+  bool started = false;
+  // A lost device shows when something is to be moved, with the operation's name.
+  if (oldest != nullptr) (void)oldest->PollStarted(&started).ok();
+}
+
 void IncomingChannel::CheckDeadlines(TimePoint now) {
+  PollOldest();
   Status failure;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -212,7 +239,10 @@ std::string IncomingChannel::OldestOperation() const {
 }
 
 void IncomingChannel::Shutdown() {
-  if (current_) EndCurrent(/*failed=*/true);
+  if (current_) {
+    AwaitQuiet(receiver_.get());
+    EndCurrent(/*failed=*/true);
+  }
   if (receiver_) receiver_->SayGoodbye();
 }
 

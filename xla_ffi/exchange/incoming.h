@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_EXCHANGE_INCOMING_H_
 #define XLA_FFI_EXCHANGE_INCOMING_H_
 
+#include <cstddef>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -66,9 +67,12 @@ class IncomingChannel final : public Channel {
   };
 
   Expected ExpectedOf(const Part& part) const;
-  // Looks for the receive that the head belongs to and makes it current.
-  enum class Found { kNothing, kCurrent, kBroken };
+  // Looks for the receive that the head belongs to and makes it current, once its device has come
+  // to its start.
+  enum class Found { kNothing, kCurrent, kNotStarted, kBroken };
   Found MatchHead(const transport::WireHeader& head);
+  // Begins to receive the part at this place; false if the channel has failed meanwhile.
+  bool MakeCurrent(size_t place);
   proxy::Pace StepCurrent();
   void EndCurrent(bool failed);
   // What this side should say when the head and the oldest receive disagree. Requires mutex_.
@@ -78,6 +82,9 @@ class IncomingChannel final : public Channel {
   // there is none. Requires mutex_.
   Status OverdueCurrent(TimePoint now) const;
   Status OverdueOldest(TimePoint now) const;
+  // Asks the oldest receive's exchange whether it has started, which nobody else does while nothing
+  // arrives. Watchdog.
+  void PollOldest();
 
   std::unique_ptr<transport::Receiver> receiver_;  // set once by Attach, then proxy thread only
   // Guarded by mutex_. current_ is written by the proxy thread only, which may read it without.

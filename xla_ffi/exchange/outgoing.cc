@@ -38,17 +38,24 @@ void OutgoingChannel::Post(std::shared_ptr<Exchange> exchange, transport::ConstP
   }
 }
 
-bool OutgoingChannel::TakeNext() {
+OutgoingChannel::Next OutgoingChannel::TakeNext() {
+  std::shared_ptr<Exchange> next;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_ || queue_.empty()) return false;
-    current_ = std::move(queue_.front());
+    if (closed_ || queue_.empty()) return Next::kNone;
+    next = queue_.front().exchange;
+  }
+  if (!Started(next.get())) return broken_ ? Next::kNone : Next::kNotStarted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return Next::kNone;
+    current_ = std::move(queue_.front());  // only this thread takes from the queue
     queue_.pop_front();
     moved_.store(0, std::memory_order_relaxed);
     begun_.store(false, std::memory_order_relaxed);
   }
   sender_->Begin(current_->header, std::move(current_->payload));
-  return true;
+  return Next::kTaken;
 }
 
 void OutgoingChannel::EndCurrent(bool failed) {
@@ -67,10 +74,12 @@ proxy::Pace OutgoingChannel::Step() {
   if (context_->failure.has_adopted()) {
     // The message is half sent, so nothing can follow it on this channel.
     broken_.store(true, std::memory_order_release);
+    if (current_ && !sender_->Quiet()) return proxy::Pace::kPolling;
     if (current_) EndCurrent(/*failed=*/true);
   }
   if (broken_.load(std::memory_order_relaxed)) return proxy::Pace::kIdle;
-  const bool working = current_.has_value() || TakeNext();
+  const Next next = current_.has_value() ? Next::kTaken : TakeNext();
+  const bool working = next == Next::kTaken;
   Progress progress;
   if (Status status = sender_->Step(&progress); !status.ok()) {
     Break(Status(status.kind(), "sending to " + PeerName() + ": " + status.message()));
@@ -84,7 +93,9 @@ proxy::Pace OutgoingChannel::Step() {
   if (progress.bytes > 0) return proxy::Pace::kBusy;
   if (working) begun_.store(sender_->peer_has_begun(), std::memory_order_relaxed);
   CheckPeer(*sender_, working ? current_->exchange.get() : nullptr);
-  return working && !broken_ ? proxy::Pace::kWaiting : proxy::Pace::kIdle;
+  if (broken_) return proxy::Pace::kIdle;
+  if (progress.copying || next == Next::kNotStarted) return proxy::Pace::kPolling;
+  return working ? proxy::Pace::kWaiting : proxy::Pace::kIdle;
 }
 
 void OutgoingChannel::CheckDeadlines(TimePoint now) {
@@ -95,8 +106,8 @@ void OutgoingChannel::CheckDeadlines(TimePoint now) {
     if (!current_ || broken_.load(std::memory_order_relaxed)) return;
     const bool begun = begun_.load(std::memory_order_relaxed);
     const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
-    const TimePoint since =
-        std::max({current_->posted, idle_since_, begun ? progress : TimePoint()});
+    const TimePoint since = std::max({current_->posted, current_->exchange->started_at(),
+                                      idle_since_, begun ? progress : TimePoint()});
     const Bounds& bounds = context_->bounds;
     if (now - since < (begun ? bounds.progress : bounds.arrival)) return;
     timeout = Timeout(*current_->exchange, "sent", "to", moved_.load(std::memory_order_relaxed),
@@ -137,7 +148,10 @@ std::string OutgoingChannel::OldestOperation() const {
 }
 
 void OutgoingChannel::Shutdown() {
-  if (current_) EndCurrent(/*failed=*/true);
+  if (current_) {
+    AwaitQuiet(sender_.get());
+    EndCurrent(/*failed=*/true);
+  }
   sender_->SayGoodbye();
 }
 

@@ -41,8 +41,9 @@ class OutgoingChannel final : public Channel {
     TimePoint posted;
   };
 
-  // Makes the next queued part the current one; false if there is none.
-  bool TakeNext();
+  // Makes the next queued part the current one, once its device has come to its start.
+  enum class Next { kNone, kTaken, kNotStarted };
+  Next TakeNext();
   void EndCurrent(bool failed);
 
   const std::unique_ptr<transport::Sender> sender_;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/device/host_space.h"
 #include "xla_ffi/exchange/engine.h"
 #include "xla_ffi/transport/shm/factory.h"
 #include "xla_ffi/transport/tcp/factory.h"
@@ -23,7 +24,14 @@ namespace hetccl {
 
 enum class Wire { kTcp, kShm, kLoopback };
 
-inline transport::testing::Pair MakeWire(Wire wire) {
+inline device::Space& HostMemory() {
+  static auto* space = new device::HostSpace();
+  return *space;
+}
+
+// A channel between buffers in two spaces; small slots, so that few bytes need many.
+inline transport::testing::Pair MakeWire(Wire wire, device::Space& from = HostMemory(),
+                                         device::Space& to = HostMemory()) {
   if (wire == Wire::kLoopback) return transport::testing::MakeLoopback();
   int fds[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
@@ -31,17 +39,22 @@ inline transport::testing::Pair MakeWire(Wire wire) {
   left.emplace_back(fds[0]);
   right.emplace_back(fds[1]);
   transport::testing::Pair pair;
+  Status status;
   if (wire == Wire::kTcp) {
-    EXPECT_TRUE(transport::tcp::MakeSender(std::move(left), &pair.sender).ok());
-    EXPECT_TRUE(transport::tcp::MakeReceiver(std::move(right), &pair.receiver).ok());
+    const transport::Staging staging{4096, 4};
+    status = transport::tcp::MakeSender(std::move(left), from, staging, &pair.sender);
+    EXPECT_TRUE(status.ok()) << status.message();
+    status = transport::tcp::MakeReceiver(std::move(right), to, staging, &pair.receiver);
   } else {
     UniqueFd memfd;
     EXPECT_TRUE(transport::shm::MakeSegment(4096, 4, &memfd).ok());
     left.emplace_back(::dup(memfd.get()));
     right.push_back(std::move(memfd));
-    EXPECT_TRUE(transport::shm::MakeSender(std::move(left), &pair.sender).ok());
-    EXPECT_TRUE(transport::shm::MakeReceiver(std::move(right), &pair.receiver).ok());
+    status = transport::shm::MakeSender(std::move(left), from, &pair.sender);
+    EXPECT_TRUE(status.ok()) << status.message();
+    status = transport::shm::MakeReceiver(std::move(right), to, &pair.receiver);
   }
+  EXPECT_TRUE(status.ok()) << status.message();
   return pair;
 }
 
@@ -94,17 +107,29 @@ class TestWorld {
     engines_[0] = std::make_unique<Engine>(left);
     engines_[1] = std::make_unique<Engine>(right);
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      engines_[rank]->SetLocalDevice(0, rank);
+      EXPECT_TRUE(engines_[rank]->SetLocalDevice(0, rank).ok());
       engines_[rank]->directory().SetRank(0, "left/0 rank 0");
       engines_[rank]->directory().SetRank(1, "right/0 rank 1");
     }
+  }
+
+  // Makes the rank's device a GPU. Before Connect.
+  void SetGpu(int rank, std::shared_ptr<device::StreamSpace> space) {
+    const int ordinal = space->gpu().ordinal();
+    ordinals_[rank] = ordinal;
+    const Status status =
+        engines_[rank]->SetLocalDevice(ordinal, static_cast<uint32_t>(rank), std::move(space));
+    EXPECT_TRUE(status.ok()) << status.message();
   }
 
   Engine& engine(int rank) { return *engines_[rank]; }
   void Destroy(int rank) { engines_[rank].reset(); }
 
   void Connect(Wire wire) {
-    for (uint32_t from = 0; from < 2; ++from) Connect(from, MakeWire(wire));
+    for (uint32_t from = 0; from < 2; ++from) {
+      Connect(from,
+              MakeWire(wire, engines_[from]->SpaceOf(from), engines_[1 - from]->SpaceOf(1 - from)));
+    }
   }
   void Connect(uint32_t from, transport::testing::Pair pair) {
     AddOutgoing(from, std::move(pair.sender));
@@ -124,8 +149,9 @@ class TestWorld {
     for (uint32_t rank = 0; rank < 2; ++rank) {
       if (only_rank >= 0 && rank != static_cast<uint32_t>(only_rank)) continue;
       const std::vector<PeerRange> range = {{1 - rank, 0, 0, count * sizeof(float)}};
-      const Status status = engines_[rank]->AddPlan(
-          plan, text, wire_id ? wire_id : std::hash<std::string>()(text), 0, range, range, {});
+      const Status status =
+          engines_[rank]->AddPlan(plan, text, wire_id ? wire_id : std::hash<std::string>()(text),
+                                  ordinals_[rank], range, range, {});
       EXPECT_TRUE(status.ok()) << status.message();
     }
   }
@@ -168,6 +194,7 @@ class TestWorld {
 
  private:
   std::array<std::unique_ptr<Engine>, 2> engines_;
+  std::array<int, 2> ordinals_{};  // of the ranks' devices
 };
 
 }  // namespace hetccl

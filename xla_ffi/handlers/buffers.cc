@@ -9,15 +9,7 @@ namespace hetccl::handlers {
 
 namespace ffi = xla::ffi;
 
-namespace {
-
-// A NaN's little-endian bytes; size 0 for types without one.
-struct Pattern {
-  unsigned char bytes[8];
-  size_t size;
-};
-
-Pattern NanOf(ffi::DataType dtype) {
+device::Pattern PoisonOf(ffi::DataType dtype) {
   switch (dtype) {
     case ffi::DataType::F16:
       return {{0x00, 0x7E}, 2};
@@ -46,8 +38,6 @@ Pattern NanOf(ffi::DataType dtype) {
   }
 }
 
-}  // namespace
-
 RawBuffer Argument(const ffi::RemainingArgs& args, size_t index) {
   const ffi::AnyBuffer buffer = *args.get<ffi::AnyBuffer>(index);
   return {static_cast<std::byte*>(buffer.untyped_data()), buffer.size_bytes(),
@@ -75,6 +65,32 @@ ffi::ErrorOr<int64_t> Integer(const ffi::Dictionary& attributes, std::string_vie
       ffi::Error::InvalidArgument("hetccl: missing integer attribute " + std::string(name)));
 }
 
+ffi::ErrorOr<StartRequest> DecodeStart(int32_t device, const ffi::Dictionary& attributes) {
+  const auto plan = Integer(attributes, "plan");
+  const auto program = Integer(attributes, "program");
+  const auto index = Integer(attributes, "index");
+  for (const auto* value : {&plan, &program, &index}) {
+    if (value->has_error()) return ffi::Unexpected(value->error());
+  }
+  StartRequest request;
+  request.plan = static_cast<uint64_t>(*plan);
+  request.program = static_cast<uint64_t>(*program);
+  request.index = static_cast<uint32_t>(*index);
+  request.device_ordinal = device;
+  return request;
+}
+
+ffi::ErrorOr<size_t> ReceivesEnd(size_t results, const ffi::Dictionary& attributes) {
+  if (!attributes.contains("kept")) return results;
+  const auto kept = Integer(attributes, "kept");
+  if (kept.has_error()) return ffi::Unexpected(kept.error());
+  if (*kept < 0 || static_cast<size_t>(*kept) > results - 2) {
+    return ffi::Unexpected(
+        ffi::Error::InvalidArgument("hetccl_exchange_start: more results are kept than exist"));
+  }
+  return results - static_cast<size_t>(*kept);
+}
+
 ffi::Error ToError(const Status& status) {
   const std::string text =
       std::string("hetccl ") + KindName(status.kind()) + ": " + status.message();
@@ -99,7 +115,7 @@ ffi::Error NoEngine(std::string_view handler) {
 
 void Poison(const RawBuffer& buffer) {
   if (buffer.bytes == 0) return;
-  const Pattern nan = NanOf(buffer.dtype);
+  const device::Pattern nan = PoisonOf(buffer.dtype);
   if (nan.size == 0) {
     std::memset(buffer.data, 0, buffer.bytes);
   } else {

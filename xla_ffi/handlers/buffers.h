@@ -9,6 +9,8 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/common/status.h"
+#include "xla_ffi/device/fill.h"
+#include "xla_ffi/exchange/engine.h"
 #include "xla_ffi/exchange/plan.h"
 
 namespace hetccl::handlers {
@@ -30,8 +32,16 @@ xla::ffi::Error CheckToken(const RawBuffer& buffer, std::string_view what);
 // An integer attribute, however the caller spelled its width; an error that names it if missing.
 xla::ffi::ErrorOr<int64_t> Integer(const xla::ffi::Dictionary& attributes, std::string_view name);
 
+// The plan, program and index of a start, without its buffers.
+xla::ffi::ErrorOr<StartRequest> DecodeStart(int32_t device, const xla::ffi::Dictionary& attributes);
+// Where the receives among start's `results` end and the kept sends begin.
+xla::ffi::ErrorOr<size_t> ReceivesEnd(size_t results, const xla::ffi::Dictionary& attributes);
+
 xla::ffi::Error ToError(const Status& status);
 xla::ffi::Error NoEngine(std::string_view handler);
+
+// What poisons buffers of this type: NaN, or zeros (an empty pattern) where the type has none.
+device::Pattern PoisonOf(xla::ffi::DataType dtype);
 
 // Fills the buffer with NaN of its type, or zero where the type has none.
 void Poison(const RawBuffer& buffer);

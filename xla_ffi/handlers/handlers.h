@@ -1,6 +1,7 @@
-// The XLA custom calls of the CPU platform (typed FFI, API version 4).
+// The XLA custom calls (typed FFI, API version 4), for the CPU platform and for GPUs.
 //
-// None of them blocks, takes a lock for long, or takes the GIL.
+// None of them blocks, takes a lock for long, or takes the GIL. They have state outside of the
+// program, so none is compatible with command buffers.
 #ifndef XLA_FFI_HANDLERS_HANDLERS_H_
 #define XLA_FFI_HANDLERS_HANDLERS_H_
 
@@ -29,5 +30,14 @@ extern "C" XLA_FFI_Error* HetcclCheck(XLA_FFI_CallFrame* frame);
 //   chain'[3] is set if the world has failed or is gone, otherwise carried over. Lets a program
 //   notice a failure that none of its own exchanges has met.
 extern "C" XLA_FFI_Error* HetcclStatus(XLA_FFI_CallFrame* frame);
+
+// The same four for CUDA and ROCm: they only queue work on the program's stream (see
+// exchange/stream_calls.h). What tokens hold is neither read nor written there: done finds its
+// exchange by device, the attribute `plan` and its buffers; check looks at the world instead of the
+// flag when it is dispatched, and so does the status, whose chain passes through.
+extern "C" XLA_FFI_Error* HetcclGpuExchangeStart(XLA_FFI_CallFrame* frame);
+extern "C" XLA_FFI_Error* HetcclGpuExchangeDone(XLA_FFI_CallFrame* frame);
+extern "C" XLA_FFI_Error* HetcclGpuCheck(XLA_FFI_CallFrame* frame);
+extern "C" XLA_FFI_Error* HetcclGpuStatus(XLA_FFI_CallFrame* frame);
 
 #endif  // XLA_FFI_HANDLERS_HANDLERS_H_

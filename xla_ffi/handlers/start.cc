@@ -24,27 +24,13 @@ static ffi::Error Start(int32_t device, ffi::RemainingArgs args, ffi::RemainingR
   for (const RawBuffer& token : {chain_in, chain_out, ticket_out}) {
     if (ffi::Error error = CheckToken(token, "each token of start"); error.failure()) return error;
   }
-  const auto plan = Integer(attributes, "plan");
-  const auto program = Integer(attributes, "program");
-  const auto index = Integer(attributes, "index");
-  for (const auto* value : {&plan, &program, &index}) {
-    if (value->has_error()) return value->error();
-  }
-
-  StartRequest request;
-  request.plan = static_cast<uint64_t>(*plan);
-  request.program = static_cast<uint64_t>(*program);
-  request.index = static_cast<uint32_t>(*index);
-  request.device_ordinal = device;
+  auto decoded = DecodeStart(device, attributes);
+  if (decoded.has_error()) return decoded.error();
+  StartRequest request = std::move(*decoded);
+  const auto receives_end = ReceivesEnd(rets.size(), attributes);
+  if (receives_end.has_error()) return receives_end.error();
   for (size_t i = 1; i < args.size(); ++i) request.sends.push_back(View(Argument(args, i)));
-  const auto kept =
-      attributes.contains("kept") ? Integer(attributes, "kept") : ffi::ErrorOr<int64_t>(int64_t{0});
-  if (kept.has_error()) return kept.error();
-  if (*kept < 0 || static_cast<size_t>(*kept) > rets.size() - 2) {
-    return ffi::Error::InvalidArgument("hetccl_exchange_start: more results are kept than exist");
-  }
-  const size_t receives_end = rets.size() - static_cast<size_t>(*kept);
-  for (size_t i = 2; i < receives_end; ++i) request.receives.push_back(View(Return(rets, i)));
+  for (size_t i = 2; i < *receives_end; ++i) request.receives.push_back(View(Return(rets, i)));
 
   Token chain = Token::Load(chain_in.data);
   Ticket ticket;

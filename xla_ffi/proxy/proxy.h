@@ -1,5 +1,6 @@
 // The thread that moves data: steps its tasks while something moves, spins for a short while when
-// nothing does, then sleeps until a task is notified or a descriptor becomes ready.
+// nothing does, then sleeps until a task is notified or a descriptor becomes ready. While a task
+// waits for a device it naps instead, for a fraction of the time that it has waited.
 #ifndef XLA_FFI_PROXY_PROXY_H_
 #define XLA_FFI_PROXY_PROXY_H_
 
@@ -37,11 +38,13 @@ class Proxy {
   void Wake();
   void Run();
   void AdoptNewTasks();
-  // Steps every task that wants it. Sets *waiting if one waits for its peer; true if one moved.
-  bool StepTasks(bool* waiting);
+  // Steps every task that wants it. Says what the tasks wait for; true if one moved.
+  bool StepTasks(bool* waiting, bool* polling);
   // Marks the tasks whose descriptors are ready; waits for one at most `timeout_ms`.
   void Poll(int timeout_ms);
   void Sleep();
+  // Sleeps for about this long, or until something wakes the thread.
+  void Nap(Duration duration);
 
   const Duration spin_;
   UniqueFd epoll_;

@@ -13,6 +13,8 @@ class Proxy;
 enum class Pace {
   kIdle,     // nothing to do until somebody calls Notify or a descriptor becomes ready
   kWaiting,  // has work and waits for the peer: worth asking again soon
+  kPolling,  // waits for a device, which wakes nobody: ask again all the time, however long it
+             // takes
   kBusy,     // moved something: step again at once
 };
 

@@ -30,6 +30,8 @@ enum class PeerState {
 struct Progress {
   size_t bytes = 0;   // payload bytes moved by this step
   bool done = false;  // the message is complete: its memory is the caller's again
+  // A copy is under way that wakes nobody when it ends: step again soon, whatever the peer does.
+  bool copying = false;
 };
 
 // What the two halves have in common.
@@ -50,6 +52,9 @@ class Endpoint {
   // Called before the proxy thread sleeps while this endpoint waits for the peer: makes the peer
   // wake poll_fds(). True if something can be moved right now, so that sleeping would be wrong.
   virtual bool ArmDoorbell() = 0;
+  // Whether nothing on this side touches the memory of the message under way at this moment. If
+  // not, it will without another step: copies that have begun end. For giving a message up.
+  virtual bool Quiet() { return true; }
   // Tells the peer that this side closes. Best effort: the peer may be gone, and a message that is
   // half sent cannot be followed by anything. Nothing may be moved afterwards.
   virtual void SayGoodbye() = 0;

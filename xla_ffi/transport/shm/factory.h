@@ -8,6 +8,7 @@
 
 #include "xla_ffi/common/fd.h"
 #include "xla_ffi/common/status.h"
+#include "xla_ffi/device/space.h"
 #include "xla_ffi/transport/transport.h"
 
 namespace hetccl::transport::shm {
@@ -18,15 +19,21 @@ namespace hetccl::transport::shm {
 inline constexpr uint32_t kDefaultSlotBytes = 128 * 1024;
 inline constexpr uint32_t kDefaultSlots = 16;
 
+// For pairs with a GPU, whose DMA engines want large pieces: 4 MB copies reach 98 % of the link's
+// rate, 1 MB ones 80 %. Enough of them that neither direction waits for the host in between.
+inline constexpr uint32_t kGpuSlotBytes = 4 << 20;
+inline constexpr uint32_t kGpuSlots = 8;
+
 // Makes the memory of one channel: a sealed memfd. The sender's side makes it and passes the
 // descriptor to the receiver's side.
 Status MakeSegment(uint32_t slot_bytes, uint32_t slots, UniqueFd* out);
 
 // Both take {stream socket to the peer, the segment's memfd}. The socket carries doorbells, the
 // goodbye, and shows the peer's end. The descriptors are closed with the object, and at once if
-// this fails.
-Status MakeSender(std::vector<UniqueFd> fds, std::unique_ptr<Sender>* out);
-Status MakeReceiver(std::vector<UniqueFd> fds, std::unique_ptr<Receiver>* out);
+// this fails. Payloads lie in `space`, whose copiers fill and empty the slots.
+Status MakeSender(std::vector<UniqueFd> fds, device::Space& space, std::unique_ptr<Sender>* out);
+Status MakeReceiver(std::vector<UniqueFd> fds, device::Space& space,
+                    std::unique_ptr<Receiver>* out);
 
 }  // namespace hetccl::transport::shm
 

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "xla_ffi/common/copy.h"
 #include "xla_ffi/transport/shm/layout.h"
 
 namespace hetccl::transport::shm {
@@ -18,15 +17,16 @@ constexpr size_t kStreamAbove = 8 << 20;
 PeerState ShmReceiver::peer() const {
   if (link_.peer() == PeerState::kAlive) return PeerState::kAlive;
   uint64_t filled = 0;
-  const bool more = Filled(&filled).ok() && filled > 0;
+  const bool more = (Filled(&filled).ok() && filled > 0) || freed_ < slots_.begun();
   return more ? PeerState::kAlive : link_.peer();
 }
 
 Status ShmReceiver::Filled(uint64_t* filled) const {
-  *filled = segment_.control().published.load(std::memory_order_seq_cst) - freed_;
-  if (*filled > segment_.slots()) {
+  const uint64_t published = slots_.control().published.load(std::memory_order_seq_cst);
+  if (published - freed_ > slots_.segment().slots()) {
     return Status(ErrorKind::kCorrupt, "the sender filled more shared memory than there is");
   }
+  *filled = published - slots_.begun();
   return Status();
 }
 
@@ -36,7 +36,7 @@ Status ShmReceiver::Peek(const WireHeader** header) {
     uint64_t filled = 0;
     if (Status status = Filled(&filled); !status.ok()) return status;
     if (filled == 0) return Status();
-    std::memcpy(&header_, segment_.slot(freed_), sizeof(header_));
+    std::memcpy(&header_, slots_.next(), sizeof(header_));
     if (Status status = CheckHeader(header_); !status.ok()) return status;
     have_header_ = true;
   }
@@ -52,39 +52,50 @@ void ShmReceiver::Accept(MutablePayload payload) {
 
 Status ShmReceiver::Step(Progress* progress) {
   *progress = {};
-  uint64_t filled = 0;
-  if (Status status = Filled(&filled); !status.ok()) return status;
-  if (filled == 0) return Status();
-  const std::byte* slot = segment_.slot(freed_);
-  size_t offset = in_first_slot_ ? kPayloadOffset : 0;
-  in_first_slot_ = false;
-  while (offset < segment_.slot_bytes() && payload_.remaining() > 0) {
-    const MutableSpan to = payload_.Front();
-    const size_t bytes = std::min(to.size, segment_.slot_bytes() - offset);
-    if (streaming_) {
-      CopyStreaming(to.data, slot + offset, bytes);
-    } else {
-      std::memcpy(to.data, slot + offset, bytes);
-    }
-    payload_.Advance(bytes);
-    offset += bytes;
-    progress->bytes += bytes;
+  while (more() && slots_.copier_has_room()) {
+    uint64_t filled = 0;
+    if (Status status = Filled(&filled); !status.ok()) return status;
+    if (filled == 0) break;
+    if (Status status = EmptySlot(); !status.ok()) return status;
+    if (slots_.ends_at_once()) break;  // see ShmSender::Step
   }
-  FreeSlot();
-  progress->done = payload_.remaining() == 0;
-  if (progress->done) have_header_ = false;
-  return Status();
+  return Free(progress);
 }
 
-void ShmReceiver::FreeSlot() {
-  segment_.control().freed.store(++freed_, std::memory_order_seq_cst);
-  link_.Ring(&segment_.control().sender_sleeps);
+Status ShmReceiver::EmptySlot() {
+  const size_t slot_bytes = slots_.segment().slot_bytes();
+  const std::byte* slot = slots_.next();
+  size_t offset = in_first_slot_ ? kPayloadOffset : 0;
+  in_first_slot_ = false;
+  pieces_.clear();
+  while (offset < slot_bytes && payload_.remaining() > 0) {
+    const MutableSpan to = payload_.Front();
+    const size_t bytes = std::min(to.size, slot_bytes - offset);
+    pieces_.push_back({to.data, slot + offset, bytes});
+    payload_.Advance(bytes);
+    offset += bytes;
+  }
+  return slots_.Begin(pieces_, streaming_);
+}
+
+Status ShmReceiver::Free(Progress* progress) {
+  uint64_t ended = 0;
+  if (Status status = slots_.Ended(&ended); !status.ok()) return status;
+  if (ended > freed_) {
+    for (; freed_ < ended; ++freed_) progress->bytes += slots_.bytes(freed_);
+    slots_.control().freed.store(freed_, std::memory_order_seq_cst);
+    link_.Ring(&slots_.control().sender_sleeps);
+  }
+  progress->copying = freed_ < slots_.begun();
+  progress->done = !more() && !progress->copying;
+  if (progress->done) have_header_ = false;
+  return Status();
 }
 
 bool ShmReceiver::ArmDoorbell() {
   link_.Read();
   if (peer() != PeerState::kAlive) return true;
-  segment_.control().receiver_sleeps.store(1, std::memory_order_seq_cst);
+  slots_.control().receiver_sleeps.store(1, std::memory_order_seq_cst);
   uint64_t filled = 0;
   return !Filled(&filled).ok() || filled > 0;
 }

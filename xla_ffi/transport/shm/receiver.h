@@ -7,17 +7,19 @@
 
 #include "xla_ffi/common/fd.h"
 #include "xla_ffi/transport/shm/link.h"
-#include "xla_ffi/transport/shm/segment.h"
+#include "xla_ffi/transport/shm/slots.h"
 #include "xla_ffi/transport/span_cursor.h"
 #include "xla_ffi/transport/transport.h"
 
 namespace hetccl::transport::shm {
 
-// The receiving half: empties slots.
+// The receiving half: empties slots. A slot is freed when its copy, and all before it, have ended.
 class ShmReceiver final : public Receiver {
  public:
   explicit ShmReceiver(UniqueFd socket) : link_(std::move(socket)) {}
-  Status Map(const UniqueFd& memfd) { return segment_.Map(memfd); }
+  Status Map(const UniqueFd& memfd, device::Space& space) {
+    return slots_.Map(memfd, space, device::Direction::kIn);
+  }
 
   // What the peer left in the ring is still good when the peer is gone.
   PeerState peer() const override;
@@ -26,24 +28,29 @@ class ShmReceiver final : public Receiver {
   void OnReady() override { link_.Read(); }
   bool ArmDoorbell() override;
   void SayGoodbye() override { link_.SayGoodbye(); }
+  bool Quiet() override { return slots_.Quiet(); }
   bool Drained() override { return true; }
   Status Peek(const WireHeader** header) override;
   void Accept(MutablePayload payload) override;
   Status Step(Progress* progress) override;
 
  private:
-  // Filled slots; an error if the sender's counter makes no sense.
+  // Filled slots that are not begun; an error if the sender's counter makes no sense.
   Status Filled(uint64_t* filled) const;
-  void FreeSlot();
+  bool more() const { return in_first_slot_ || payload_.remaining() > 0; }
+  Status EmptySlot();
+  // Frees what has been copied.
+  Status Free(Progress* progress);
 
   Link link_;
-  Segment segment_;
+  Slots slots_;
   uint64_t freed_ = 0;
   WireHeader header_;
   bool have_header_ = false;
   bool in_first_slot_ = false;
   bool streaming_ = false;
   SpanCursor<MutableSpan> payload_;
+  std::vector<device::CopyPiece> pieces_;  // reused
 };
 
 }  // namespace hetccl::transport::shm

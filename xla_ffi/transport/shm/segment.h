@@ -39,6 +39,8 @@ class Segment {
   // Refuses memory that is not sealed against shrinking or has no sensible layout.
   Status Map(const UniqueFd& memfd);
 
+  std::byte* data() const { return static_cast<std::byte*>(base_); }
+  size_t size() const { return size_; }
   Control& control() const { return *static_cast<Control*>(base_); }
   size_t slot_bytes() const { return slot_bytes_; }
   uint64_t slots() const { return slots_; }

@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "xla_ffi/device/host_space.h"
 #include "xla_ffi/transport/shm/factory.h"
 
 namespace hetccl::transport::shm {
@@ -63,6 +64,7 @@ class BadPeer : public ::testing::Test {
     fds_.emplace_back(::dup(memfd_.get()));
   }
 
+  device::HostSpace space_;
   UniqueFd memfd_, other_;
   Segment mapped_;  // what the faulty peer writes to
   std::vector<UniqueFd> fds_;
@@ -70,7 +72,7 @@ class BadPeer : public ::testing::Test {
 
 TEST_F(BadPeer, ASenderThatFillsMoreThanThereIsIsCorrupt) {
   std::unique_ptr<Receiver> receiver;
-  ASSERT_TRUE(MakeReceiver(std::move(fds_), &receiver).ok());
+  ASSERT_TRUE(MakeReceiver(std::move(fds_), space_, &receiver).ok());
   mapped_.control().published.store(3);
   const WireHeader* header = nullptr;
   const Status status = receiver->Peek(&header);
@@ -80,7 +82,7 @@ TEST_F(BadPeer, ASenderThatFillsMoreThanThereIsIsCorrupt) {
 
 TEST_F(BadPeer, AReceiverThatFreesMoreThanThereIsIsCorrupt) {
   std::unique_ptr<Sender> sender;
-  ASSERT_TRUE(MakeSender(std::move(fds_), &sender).ok());
+  ASSERT_TRUE(MakeSender(std::move(fds_), space_, &sender).ok());
   mapped_.control().freed.store(1);
   sender->Begin(MakeHeader(MessageType::kData), {});
   Progress progress;
@@ -91,15 +93,16 @@ TEST_F(BadPeer, AReceiverThatFreesMoreThanThereIsIsCorrupt) {
 
 TEST_F(BadPeer, AHeaderOfGarbageIsCorrupt) {
   std::unique_ptr<Receiver> receiver;
-  ASSERT_TRUE(MakeReceiver(std::move(fds_), &receiver).ok());
+  ASSERT_TRUE(MakeReceiver(std::move(fds_), space_, &receiver).ok());
   mapped_.control().published.store(1);
   const WireHeader* header = nullptr;
   EXPECT_EQ(receiver->Peek(&header).kind(), ErrorKind::kCorrupt);
 }
 
 TEST(Factory, WantsASocketAndAMemfd) {
+  device::HostSpace space;
   std::unique_ptr<Sender> sender;
-  EXPECT_FALSE(MakeSender({}, &sender).ok());
+  EXPECT_FALSE(MakeSender({}, space, &sender).ok());
 }
 
 }  // namespace

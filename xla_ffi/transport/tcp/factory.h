@@ -7,15 +7,20 @@
 
 #include "xla_ffi/common/fd.h"
 #include "xla_ffi/common/status.h"
+#include "xla_ffi/device/space.h"
 #include "xla_ffi/transport/transport.h"
+#include "xla_ffi/transport/window.h"
 
 namespace hetccl::transport::tcp {
 
 // Both take connected, authenticated stream sockets: at least one, the same number and order on
 // both sides. Large payloads are striped over all of them, everything else uses the first.
-// The sockets are closed with the object, and at once if this fails.
-Status MakeSender(std::vector<UniqueFd> sockets, std::unique_ptr<Sender>* out);
-Status MakeReceiver(std::vector<UniqueFd> sockets, std::unique_ptr<Receiver>* out);
+// The sockets are closed with the object, and at once if this fails. Payloads lie in `space`; where
+// host code cannot touch them they pass through slots, `staging` for each socket.
+Status MakeSender(std::vector<UniqueFd> sockets, device::Space& space, const Staging& staging,
+                  std::unique_ptr<Sender>* out);
+Status MakeReceiver(std::vector<UniqueFd> sockets, device::Space& space, const Staging& staging,
+                    std::unique_ptr<Receiver>* out);
 
 }  // namespace hetccl::transport::tcp
 

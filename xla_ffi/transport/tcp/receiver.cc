@@ -17,8 +17,17 @@ constexpr int kMaxPieces = 16;
 
 }  // namespace
 
-TcpReceiver::TcpReceiver(std::vector<UniqueFd> sockets) : staging_(kStagingBytes) {
-  for (UniqueFd& socket : sockets) lanes_.push_back({std::move(socket), {}});
+TcpReceiver::TcpReceiver(std::vector<UniqueFd> sockets,
+                         std::vector<std::unique_ptr<ReceiveWindow>> windows)
+    : staging_(kStagingBytes) {
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    lanes_.push_back({std::move(sockets[i]), std::move(windows[i])});
+  }
+}
+
+bool TcpReceiver::Quiet() {
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](Lane& lane) { return lane.payload->Quiet(); });
 }
 
 std::vector<int> TcpReceiver::poll_fds() const {
@@ -66,7 +75,7 @@ void TcpReceiver::Accept(MutablePayload payload) {
   const size_t total = TotalSize(payload);
   for (size_t i = 0; i < lanes_.size(); ++i) {
     const Stripe stripe = StripeOf(total, i, lanes_.size());
-    lanes_[i].payload = SpanCursor<MutableSpan>(Slice(payload, stripe.begin, stripe.end));
+    lanes_[i].payload->Begin(Slice(payload, stripe.begin, stripe.end));
   }
   if (total > kAcknowledgeAbove) {
     // If this cannot be sent the stream is broken or full, and reading will tell.
@@ -77,38 +86,43 @@ void TcpReceiver::Accept(MutablePayload payload) {
 Status TcpReceiver::Step(Progress* progress) {
   *progress = {};
   DrainStaging(progress);
-  for (Lane& lane : lanes_) StepLane(&lane, progress);
-  progress->done = std::all_of(lanes_.begin(), lanes_.end(),
-                               [](auto& lane) { return lane.payload.remaining() == 0; });
+  progress->done = true;
+  for (Lane& lane : lanes_) {
+    StepLane(&lane, progress);
+    if (Status status = lane.payload->Pump(); !status.ok()) return status;
+    progress->copying |= lane.payload->copying();
+    progress->done &= lane.payload->finished();
+  }
   if (progress->done) have_header_ = false;
   return Status();
 }
 
 void TcpReceiver::DrainStaging(Progress* progress) {
-  SpanCursor<MutableSpan>& payload = lanes_[0].payload;
-  while (staged_begin_ < staged_end_ && payload.remaining() > 0) {
-    const MutableSpan target = payload.Front();
-    const size_t count = std::min(staged_end_ - staged_begin_, target.size);
-    std::memcpy(target.data, staging_.data() + staged_begin_, count);
-    payload.Advance(count);
-    staged_begin_ += count;
-    progress->bytes += count;
+  ReceiveWindow& payload = *lanes_[0].payload;
+  iovec target;
+  while (staged_begin_ < staged_end_ &&
+         payload.Gather(staged_end_ - staged_begin_, &target, 1) == 1) {
+    std::memcpy(target.iov_base, staging_.data() + staged_begin_, target.iov_len);
+    payload.Advance(target.iov_len);
+    staged_begin_ += target.iov_len;
+    progress->bytes += target.iov_len;
   }
 }
 
 void TcpReceiver::StepLane(Lane* lane, Progress* progress) {
   size_t budget = kStepBytes;
-  while (budget > 0 && lane->payload.remaining() > 0 && peer_ != PeerState::kLost) {
+  while (budget > 0 && peer_ != PeerState::kLost) {
     iovec pieces[kMaxPieces];
     msghdr message = {};
     message.msg_iov = pieces;
-    message.msg_iovlen = lane->payload.Gather(budget, pieces, kMaxPieces);
+    message.msg_iovlen = lane->payload->Gather(budget, pieces, kMaxPieces);
+    if (message.msg_iovlen == 0) return;
     const ssize_t count = ::recvmsg(lane->fd.get(), &message, MSG_DONTWAIT);
     if (count <= 0) {
       if (Retry(count)) continue;
       return;
     }
-    lane->payload.Advance(count);
+    lane->payload->Advance(count);
     progress->bytes += count;
     budget -= std::min(budget, static_cast<size_t>(count));
   }

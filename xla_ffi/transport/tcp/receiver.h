@@ -2,19 +2,21 @@
 #define XLA_FFI_TRANSPORT_TCP_RECEIVER_H_
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
-#include "xla_ffi/transport/span_cursor.h"
 #include "xla_ffi/transport/transport.h"
+#include "xla_ffi/transport/window.h"
 
 namespace hetccl::transport::tcp {
 
 // The receiving half over one or more stream sockets. Requires prepared sockets.
 class TcpReceiver final : public Receiver {
  public:
-  explicit TcpReceiver(std::vector<UniqueFd> sockets);
+  // One window for each socket.
+  TcpReceiver(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<ReceiveWindow>> windows);
 
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
@@ -22,6 +24,7 @@ class TcpReceiver final : public Receiver {
   void OnReady() override {}  // every step looks
   bool ArmDoorbell() override { return false; }
   void SayGoodbye() override;
+  bool Quiet() override;
   bool Drained() override;
   Status Peek(const WireHeader** header) override;
   void Accept(MutablePayload payload) override;
@@ -30,7 +33,7 @@ class TcpReceiver final : public Receiver {
  private:
   struct Lane {
     UniqueFd fd;
-    SpanCursor<MutableSpan> payload;
+    std::unique_ptr<ReceiveWindow> payload;
   };
 
   // Reads headers together with what follows them: a small message then costs one system call.

@@ -17,8 +17,16 @@ constexpr int kMaxPieces = 16;
 
 }  // namespace
 
-TcpSender::TcpSender(std::vector<UniqueFd> sockets) {
-  for (UniqueFd& socket : sockets) lanes_.push_back({std::move(socket), {}});
+TcpSender::TcpSender(std::vector<UniqueFd> sockets,
+                     std::vector<std::unique_ptr<SendWindow>> windows) {
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    lanes_.push_back({std::move(sockets[i]), std::move(windows[i])});
+  }
+}
+
+bool TcpSender::Quiet() {
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](Lane& lane) { return lane.payload->Quiet(); });
 }
 
 std::vector<int> TcpSender::poll_fds() const {
@@ -34,7 +42,7 @@ void TcpSender::Begin(const WireHeader& header, ConstPayload payload) {
   const size_t total = TotalSize(payload);
   for (size_t i = 0; i < lanes_.size(); ++i) {
     const Stripe stripe = StripeOf(total, i, lanes_.size());
-    lanes_[i].payload = SpanCursor<ConstSpan>(Slice(payload, stripe.begin, stripe.end));
+    lanes_[i].payload->Begin(Slice(payload, stripe.begin, stripe.end));
   }
   wants_acknowledgement_ = total > kAcknowledgeAbove;
   if (wants_acknowledgement_) {
@@ -53,13 +61,17 @@ Status TcpSender::Step(Progress* progress) {
   bool header_moved = false;
   if (busy_) {
     const size_t header_left = header_left_;
+    for (Lane& lane : lanes_) {
+      if (Status status = lane.payload->Pump(); !status.ok()) return status;
+      progress->copying |= lane.payload->copying();
+    }
     for (size_t i = 0; i < lanes_.size() && peer_ == PeerState::kAlive; ++i) {
       StepLane(i, progress);
       if (header_left_ > 0) break;  // the other lanes' bytes mean nothing before the header
     }
     header_moved = header_left != header_left_;
     progress->done = header_left_ == 0 && std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) {
-                       return lane.payload.remaining() == 0;
+                       return lane.payload->finished();
                      });
     if (progress->done) busy_ = false;
   }
@@ -78,7 +90,7 @@ void TcpSender::StepLane(size_t index, Progress* progress) {
       pieces[count++] = {reinterpret_cast<char*>(&header_) + sizeof(header_) - header_left,
                          header_left};
     }
-    count += lane.payload.Gather(budget, pieces + count, kMaxPieces - count);
+    count += lane.payload->Gather(budget, pieces + count, kMaxPieces - count);
     if (count == 0) return;
     msghdr message = {};
     message.msg_iov = pieces;
@@ -95,7 +107,7 @@ void TcpSender::StepLane(size_t index, Progress* progress) {
     const size_t of_header = std::min(header_left, static_cast<size_t>(sent));
     header_left_ -= of_header;
     const size_t of_payload = static_cast<size_t>(sent) - of_header;
-    lane.payload.Advance(of_payload);
+    lane.payload->Advance(of_payload);
     progress->bytes += of_payload;
     budget -= std::min(budget, static_cast<size_t>(sent));
   }

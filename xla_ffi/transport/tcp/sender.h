@@ -2,19 +2,21 @@
 #define XLA_FFI_TRANSPORT_TCP_SENDER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
-#include "xla_ffi/transport/span_cursor.h"
 #include "xla_ffi/transport/transport.h"
+#include "xla_ffi/transport/window.h"
 
 namespace hetccl::transport::tcp {
 
 // The sending half over one or more stream sockets. Requires prepared sockets.
 class TcpSender final : public Sender {
  public:
-  explicit TcpSender(std::vector<UniqueFd> sockets);
+  // One window for each socket.
+  TcpSender(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<SendWindow>> windows);
 
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
@@ -22,6 +24,7 @@ class TcpSender final : public Sender {
   void OnReady() override {}  // every step looks
   bool ArmDoorbell() override { return false; }
   void SayGoodbye() override;
+  bool Quiet() override;
   bool Drained() override;
   void Begin(const WireHeader& header, ConstPayload payload) override;
   Status Step(Progress* progress) override;
@@ -30,7 +33,7 @@ class TcpSender final : public Sender {
  private:
   struct Lane {
     UniqueFd fd;
-    SpanCursor<ConstSpan> payload;
+    std::unique_ptr<SendWindow> payload;
   };
 
   // Sends on one lane until it is full, finished, or has had its share of this step.

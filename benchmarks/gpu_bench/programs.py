@@ -1,0 +1,92 @@
+"""The jitted programs that are measured, for one device of one cluster; both clusters run the same.
+
+Each is built for a number of bytes and answers with a function of a *state* that runs once and returns the next state,
+so that a program may donate its operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_hetccl as hetccl
+from gpu_bench import LOOP
+
+AXIS = "data"
+
+
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def operand(nbytes: int, rank: int) -> jax.Array:
+    """Small whole numbers, other ones in each cluster: sums of many steps stay exact."""
+    value = np.arange(nbytes // 4, dtype=np.float32) % 13 + 1 + rank
+    return jax.make_array_from_callback((1, value.size), NamedSharding(mesh(), P(AXIS)), lambda _: value[None])
+
+
+def _mapped(f: Callable[..., Any], out: P, donate: bool = False) -> Callable[..., Any]:
+    mapped = jax.shard_map(f, mesh=mesh(), in_specs=P(AXIS), out_specs=out, check_vma=False)
+    return jax.jit(mapped, donate_argnums=(0,) if donate else ())
+
+
+def _halved(x: Any) -> Any:
+    """A sum of two clusters, halved: it can be repeated without end."""
+    return lax.psum(x, AXIS) * 0.5
+
+
+def _loop(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: lax.fori_loop(0, LOOP, lambda _, y: f(y), x)
+
+
+def build(op: str) -> Callable[[Any], Any]:
+    """The program of an operation; see :data:`OPS`."""
+    return _BUILD[op]()
+
+
+def _sent() -> Callable[[Any], Any]:
+    """One way, rank 0 to rank 1: the two programs differ."""
+    if hetccl.world().cluster == 0:
+        return jax.jit(lambda x: hetccl.send(x, 1))
+    return jax.jit(lambda x: hetccl.recv(jax.ShapeDtypeStruct(x.shape, x.dtype), 0))
+
+
+_BUILD: dict[str, Callable[[], Callable[[Any], Any]]] = {
+    "psum": lambda: _mapped(lambda x: lax.psum(x, AXIS), P()),
+    "psum_donated": lambda: _mapped(_halved, P(AXIS), donate=True),
+    "all_gather": lambda: _mapped(lambda x: lax.all_gather(x, AXIS, axis=0, tiled=True), P()),
+    "psum_scatter": lambda: _mapped(
+        lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=1, tiled=True), P(None, AXIS)
+    ),
+    "swap": lambda: _mapped(lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 0)]), P(AXIS)),
+    "ppermute": lambda: _mapped(lambda x: lax.ppermute(x, AXIS, [(0, 1)]), P(AXIS)),
+    "send_recv": _sent,
+    "psum_loop": lambda: _mapped(_loop(_halved), P(AXIS), donate=True),
+    "swap_loop": lambda: _mapped(_loop(lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 0)])), P(AXIS), donate=True),
+}
+OPS = tuple(_BUILD)
+
+
+def expected(op: str, nbytes: int, rank: int) -> np.ndarray | None:
+    """What the first run gives on a rank; None where the result says nothing."""
+    mine, other = (np.arange(nbytes // 4, dtype=np.float32) % 13 + 1 + r for r in (rank, 1 - rank))
+    first, second = (mine, other) if rank == 0 else (other, mine)
+    half = mine.size // 2
+    results = {
+        "psum": mine + other,
+        "psum_donated": (mine + other) / 2,
+        "psum_loop": (mine + other) / 2,
+        "all_gather": np.stack([first, second]),
+        "psum_scatter": (mine + other)[rank * half : (rank + 1) * half],
+        "swap": other,
+        "swap_loop": mine,  # an even number of times
+        "ppermute": first if rank == 1 else np.zeros_like(mine),
+        "send_recv": first if rank == 1 else np.zeros(()),
+    }
+    return results.get(op)

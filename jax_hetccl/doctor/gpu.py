@@ -1,0 +1,63 @@
+"""GPUs and the drivers that exchanges use."""
+
+from __future__ import annotations
+
+import ctypes
+
+from jax_hetccl import gpus
+from jax_hetccl.doctor.check import BAD, GOOD, NOTE, Check
+
+LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+RDMA_LIBRARY = "libibverbs.so.1"
+
+
+def gpu_checks() -> list[Check]:
+    checks: list[Check] = []
+    for platform, library in LIBRARIES.items():
+        present = loads(library)
+        checks.append(library_check(platform, library, present))
+        if present is None:
+            try:
+                checks += [device_check(platform, gpu) for gpu in gpus.describe(platform)]
+            except gpus.BindingsError as error:
+                checks.append(Check(f"{platform} devices", str(error), NOTE, "only the details below are missing"))
+    missing = loads(RDMA_LIBRARY)
+    state = Check("RDMA library", RDMA_LIBRARY) if missing is None else Check("RDMA library", missing, NOTE)
+    return [*checks, state]
+
+
+def loads(library: str) -> str | None:
+    """Why a library cannot be opened, or None."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def library_check(platform: str, library: str, why: str | None) -> Check:
+    """The driver library of a vendor."""
+    name = f"{platform} driver"
+    if why is None:
+        return Check(name, library)
+    if "cannot open shared object file: No such file" in why:
+        return Check(name, f"{library} is not there", NOTE, f"only for clusters of {platform} devices")
+    return Check(name, why, BAD, f"repair the {platform} driver: its library is there but does not load")
+
+
+def device_check(platform: str, gpu: gpus.Gpu) -> Check:
+    """One GPU, as an exchange would use it."""
+    yes = {None: "unknown", 0: "no"}
+    facts = [
+        f"PCI {gpu.pci}",
+        f"NUMA node {'unknown' if gpu.numa is None else gpu.numa}",
+        f"stream memory operations {yes.get(gpu.stream_memops, 'yes')}",
+        f"dma-buf {yes.get(gpu.dma_buf, 'yes')}",
+        f"GPUDirect RDMA {yes.get(gpu.gpu_direct_rdma, 'yes')}",
+    ]
+    if gpu.rdma_writes_ordering is not None:
+        facts.append(f"RDMA writes ordering {gpu.rdma_writes_ordering}, flush options {gpu.rdma_flush_options}")
+    text = ", ".join(facts)
+    if gpu.stream_memops == 0:
+        return Check(f"{platform} device {gpu.ordinal}", text, NOTE, "host functions are used instead (slower)")
+    return Check(f"{platform} device {gpu.ordinal}", text, GOOD)

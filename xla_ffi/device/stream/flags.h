@@ -1,0 +1,108 @@
+// The words through which streams and the host tell each other how far they are.
+#ifndef XLA_FFI_DEVICE_STREAM_FLAGS_H_
+#define XLA_FFI_DEVICE_STREAM_FLAGS_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "xla_ffi/common/status.h"
+#include "xla_ffi/device/driver/gpu.h"
+
+namespace hetccl::device {
+
+// How streams and the host signal each other.
+enum class StreamSync {
+  kMemops,    // stream memory operations on words in pinned memory
+  kHostFunc,  // events that the host asks about, and host functions that hold a stream
+};
+
+// What a stream tells the host: that it has come to a point. Made by MarkPool.
+struct Mark {
+  uint32_t* host = nullptr;  // kMemops
+  void* device = nullptr;
+  uint32_t value = 0;     // what the word will at least be
+  Event event = nullptr;  // kHostFunc
+};
+
+// What the host tells a stream: that it may go on. Made by FlagPool.
+struct Flag {
+  Signal signal;  // kMemops
+  uint32_t value = 0;
+  std::mutex mutex;  // kHostFunc; guards the next
+  std::condition_variable changed;
+  bool released = false;
+  class FlagPool* pool = nullptr;
+};
+
+// Counts what was ever asked of the driver, so that tests and statistics see that nothing is
+// allocated for each call. Any thread.
+struct Allocations {
+  std::atomic<int64_t> calls{0};
+  std::atomic<int64_t> pinned_bytes{0};
+  std::atomic<int64_t> registered_bytes{0};
+  std::atomic<int64_t> marks{0};
+  std::atomic<int64_t> flags{0};
+};
+
+// Thread-safe. Never destroyed with marks in it, as streams of XLA may still have them queued.
+// Acquire allocates only if more marks are in use than ever before. The device must be current.
+class MarkPool {
+ public:
+  MarkPool(const Gpu& gpu, StreamSync sync, Allocations* allocations)
+      : gpu_(gpu), sync_(sync), allocations_(*allocations) {}
+
+  Status Reserve(int count);
+  Status Acquire(Mark** mark);
+  void Release(Mark* mark);
+  // Queues the mark's next value.
+  Status Record(Mark* mark, Stream stream);
+  Status Reached(const Mark& mark, bool* reached) const;
+
+ private:
+  Status Grow();
+
+  const Gpu& gpu_;
+  const StreamSync sync_;
+  Allocations& allocations_;
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::vector<std::unique_ptr<Mark>> all_;
+  std::deque<Mark*> free_;
+};
+
+// As MarkPool. A flag goes back to the pool when it was released and its stream no longer needs it.
+class FlagPool {
+ public:
+  FlagPool(const Gpu& gpu, StreamSync sync, Allocations* allocations)
+      : gpu_(gpu), sync_(sync), allocations_(*allocations) {}
+
+  Status Reserve(int count);
+  Status Acquire(Flag** flag);
+  // Queues that the stream waits for the next Release.
+  Status Hold(Flag* flag, Stream stream);
+  // Lets the stream go on and gives the flag back. Any thread; calls no driver function.
+  void Release(Flag* flag);
+  // Gives back a flag that no stream waits for.
+  void Abandon(Flag* flag);
+
+ private:
+  Status Grow();
+  static void WaitInHostFunction(void* data);
+
+  const Gpu& gpu_;
+  const StreamSync sync_;
+  Allocations& allocations_;
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::vector<std::unique_ptr<Flag>> all_;
+  std::vector<Flag*> free_;
+};
+
+}  // namespace hetccl::device
+
+#endif  // XLA_FFI_DEVICE_STREAM_FLAGS_H_
