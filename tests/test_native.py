@@ -75,7 +75,7 @@ class Peer:
 @pytest.fixture
 def engine() -> Iterator[_native.Engine]:
     """The current engine, with short bounds."""
-    session._register_targets()
+    session._register_targets("cpu")
     made = _native.Engine(epoch=EPOCH, timeout_s=0.5, arrival_timeout_s=1.0, mismatch_grace_s=0.2, abort_grace_s=0.1)
     made.set_local_device(0, 0)
     made.set_rank_name(0, "left/0 rank 0")
@@ -351,7 +351,7 @@ def test_a_peer_that_stops_in_the_middle_times_out(engine: _native.Engine, peer:
 
 
 def test_a_program_without_a_world_says_what_to_do() -> None:
-    session._register_targets()
+    session._register_targets("cpu")
     _native.set_engine(None)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"initialize\(\)"):
         jax.block_until_ready(swap_and_check(jnp.ones(4)))
