@@ -208,14 +208,14 @@ def _reject(env: Env, op: str, groups: Groups) -> Any:
     return jax.jit(env.smap(f, P(D), P(D)))(_values(env, g * 2, 3))
 
 
-@case("core", vma=OFF, both_reject=True, table={k: {"what": k} for k in _REJECTED})
+@case("core", vma=OFF, rejects=OFF, table={k: {"what": k} for k in _REJECTED})
 def rejected(env: Env) -> Any:
     """Groups that lax does not take: an error before anything is sent, and the world goes on."""
     op, groups = _REJECTED[env.params["what"]]
     return _reject(env, op, groups(env.size))
 
 
-@case("core", vma=ON, both_reject=True)
+@case("core", vma=ON, rejects=ON)
 def sums_with_check_vma(env: Env) -> Any:
     """Stock lax has no sums in groups where it checks along which axes values vary."""
     return _reject(env, "psum", [list(range(env.size))])
