@@ -2,10 +2,10 @@
 
 import pytest
 
+from harness.batches import Batches
 from harness.cells import Cell
-from harness.pool import Pool
 
 
-@pytest.mark.cases("meshes")
-def test_meshes(cell: Cell, pool: Pool) -> None:
-    cell.check(pool)
+@pytest.mark.batched("meshes")
+def test_meshes(cell: Cell, batches: Batches) -> None:
+    batches.check(cell)

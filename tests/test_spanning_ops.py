@@ -2,10 +2,10 @@
 
 import pytest
 
+from harness.batches import Batches
 from harness.cells import Cell
-from harness.pool import Pool
 
 
-@pytest.mark.cases("ops", "dtypes", "sizes", "surface", "collectives", "groups", "broadcasts")
-def test_ops(cell: Cell, pool: Pool) -> None:
-    cell.check(pool)
+@pytest.mark.batched("ops", "dtypes", "sizes", "surface", "collectives", "groups", "broadcasts")
+def test_ops(cell: Cell, batches: Batches) -> None:
+    batches.check(cell)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from harness.case import BOTH, OFF, ON, case
+from harness.case import BOTH, OFF, ON, Program, case
 from harness.env import D, Env
 
 
@@ -29,7 +29,7 @@ def implicit_gradient_of_pmean(env: Env) -> Any:
     def f(p: Any, x: jax.Array) -> Any:
         return jax.value_and_grad(lambda p: env.pmean(_loss(p, x), D))(p)
 
-    return jax.jit(env.smap(f, (P(), P(D)), (P(), P())))(_params(env), env.rows())
+    return Program(env.smap(f, (P(), P(D)), (P(), P())), (_params(env), env.rows()))
 
 
 @case("core", "smoke", vma=ON)
@@ -39,7 +39,7 @@ def implicit_gradient_of_local_loss(env: Env) -> Any:
     def f(p: Any, x: jax.Array) -> Any:
         return jax.grad(lambda p: _loss(p, x))(p)
 
-    return jax.jit(env.smap(f, (P(), P(D)), P()))(_params(env), env.rows())
+    return Program(env.smap(f, (P(), P(D)), P()), (_params(env), env.rows()))
 
 
 @case("core", vma=ON)
@@ -58,7 +58,7 @@ def explicit_gradient(env: Env) -> Any:
         loss, g = jax.value_and_grad(_loss)(p, x)
         return env.pmean(loss, D), env.pmean(g, D)
 
-    return jax.jit(env.smap(f, (P(), P(D)), (P(), P())))(_params(env), env.rows())
+    return Program(env.smap(f, (P(), P(D)), (P(), P())), (_params(env), env.rows()))
 
 
 @case("core", vma=ON)
@@ -69,35 +69,35 @@ def explicit_gradient_pcast(env: Env) -> Any:
         g = jax.grad(_loss)(jax.tree.map(lambda t: jax.lax.pcast(t, D, to="varying"), p), x)
         return env.pmean(g, D)
 
-    return jax.jit(env.smap(f, (P(), P(D)), P()))(_params(env), env.rows())
+    return Program(env.smap(f, (P(), P(D)), P()), (_params(env), env.rows()))
 
 
 @case("core", "smoke")
 def outside_params(env: Env) -> Any:
     """grad around the shard_map, with respect to replicated parameters."""
     f = env.smap(lambda p, x: env.pmean(_loss(p, x), D), (P(), P(D)), P())
-    return jax.jit(jax.value_and_grad(lambda p, x: f(p, x)))(_params(env), env.rows())
+    return Program(jax.value_and_grad(lambda p, x: f(p, x)), (_params(env), env.rows()))
 
 
 @case("core")
 def outside_params_of_psum(env: Env) -> Any:
     """The same through psum and a non-linear function behind it."""
     f = env.smap(lambda p, x: jnp.sin(env.psum(_loss(p, x), D)), (P(), P(D)), P())
-    return jax.jit(jax.value_and_grad(lambda p, x: f(p, x) ** 2))(_params(env), env.rows())
+    return Program(jax.value_and_grad(lambda p, x: f(p, x) ** 2), (_params(env), env.rows()))
 
 
 @case("core")
 def outside_batch(env: Env) -> Any:
     """grad around the shard_map, with respect to the sharded operand."""
     f = env.smap(lambda x: jnp.sin(env.psum(jnp.sum(x**2), D) / 64), P(D), P())
-    return jax.jit(jax.grad(lambda x: f(x)))(env.rows())
+    return Program(jax.grad(lambda x: f(x)), (env.rows(),))
 
 
 @case("core")
 def outside_both(env: Env) -> Any:
     """With respect to both at once."""
     f = env.smap(lambda p, x: env.pmean(_loss(p, x), D), (P(), P(D)), P())
-    return jax.jit(jax.grad(lambda p, x: f(p, x), argnums=(0, 1)))(_params(env), env.rows())
+    return Program(jax.grad(lambda p, x: f(p, x), argnums=(0, 1)), (_params(env), env.rows()))
 
 
 @case("core")
@@ -117,7 +117,7 @@ def outside_vjp(env: Env) -> Any:
         y, back = jax.vjp(f, w, x)
         return y, back(ct)
 
-    return jax.jit(g)(env.weights(6, 3), env.rows())
+    return Program(g, (env.weights(6, 3), env.rows()))
 
 
 @case("core", table={op: {"op": op} for op in ("psum", "pmean")})
@@ -128,7 +128,7 @@ def inside_vjp(env: Env) -> Any:
         y, back = jax.vjp(lambda x: getattr(env.api, env.params["op"])(x, D), x)
         return y, back(ct)[0]
 
-    return jax.jit(env.smap(f, (P(D), P()), (P(), P(D))))(env.rows(), env.weights(4, 6, seed=9))
+    return Program(env.smap(f, (P(D), P()), (P(), P(D))), (env.rows(), env.weights(4, 6, seed=9)))
 
 
 @case("core")
@@ -138,7 +138,7 @@ def inside_grad_of_batch(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return jax.grad(lambda x: jnp.sin(env.psum(jnp.sum(x**2), D) / 64))(x)
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.rows())
+    return Program(env.smap(f, P(D), P(D)), (env.rows(),))
 
 
 @case("core")
@@ -152,7 +152,7 @@ def inside_through_statistics(env: Env) -> Any:
 
         return jax.grad(lambda x: jnp.sum(norm(x) * ct))(x)
 
-    return jax.jit(env.smap(f, (P(D), P(D)), P(D)))(env.normal(8, 6), env.normal(8, 6, seed=1))
+    return Program(env.smap(f, (P(D), P(D)), P(D)), (env.normal(8, 6), env.normal(8, 6, seed=1)))
 
 
 @case("core")
@@ -161,7 +161,7 @@ def jvp_inside_and_outside(env: Env) -> Any:
     f = env.smap(lambda x: env.psum(jnp.sin(x), D), P(D), P())
     inner = env.smap(lambda x, t: jax.jvp(lambda x: env.pmean(jnp.sin(x), D), (x,), (t,)), (P(D), P(D)), P())
     x, t = env.rows(), env.rows(seed=1)
-    return jax.jit(lambda x, t: (jax.jvp(f, (x,), (t,)), inner(x, t)))(x, t)
+    return Program(lambda x, t: (jax.jvp(f, (x,), (t,)), inner(x, t)), (x, t))
 
 
 @case("core")
@@ -174,7 +174,7 @@ def linearize_outside(env: Env) -> Any:
         y, lin = jax.linearize(f, x)
         return y, lin(t), lin(2 * t)
 
-    return jax.jit(g)(x, t)
+    return Program(g, (x, t))
 
 
 @case("core", table={f.__name__: {"jac": f.__name__} for f in (jax.jacfwd, jax.jacrev)})
@@ -183,7 +183,7 @@ def jacobian_inside(env: Env) -> Any:
     jac = getattr(jax, env.params["jac"])
     x = env.rows(1, 3)
     f = env.smap(lambda x: jac(lambda v: env.psum(jnp.sin(v) * v[0], D))(x[0]), P(D), P(D))
-    return jax.jit(f)(x)
+    return Program(f, (x,))
 
 
 @case("core")
@@ -194,15 +194,16 @@ def second_order_outside(env: Env) -> Any:
     def g(w: jax.Array, x: jax.Array) -> Any:
         return jax.grad(lambda w: jnp.sum(jax.grad(f)(w, x) ** 2))(w)
 
-    return jax.jit(g)(env.weights(6, 2), env.rows())
+    return Program(g, (env.weights(6, 2), env.rows()))
 
 
 @case("core", rejects=BOTH, table={op: {"op": op} for op in ("pmax", "pmin")})
 def minmax_has_no_derivative(env: Env) -> Any:
     """Stock lax refuses to differentiate pmax and pmin."""
-    return jax.jit(
-        env.smap(lambda x: jax.grad(lambda x: jnp.sum(getattr(env.api, env.params["op"])(x, D)))(x), P(D), P(D))
-    )(env.rows())
+    return Program(
+        env.smap(lambda x: jax.grad(lambda x: jnp.sum(getattr(env.api, env.params["op"])(x, D)))(x), P(D), P(D)),
+        (env.rows(),),
+    )
 
 
 @case("core", vma=OFF)
@@ -214,7 +215,7 @@ def custom_vjp_explicit(env: Env) -> Any:
         return env.psum(x, D)
 
     h.defvjp(lambda x: (env.psum(x, D), None), lambda _, ct: (env.psum(ct * 2, D),))
-    return jax.jit(env.smap(lambda x: jax.grad(lambda x: jnp.sum(h(x) ** 2))(x), P(D), P(D)))(env.rows())
+    return Program(env.smap(lambda x: jax.grad(lambda x: jnp.sum(h(x) ** 2))(x), P(D), P(D)), (env.rows(),))
 
 
 @case("core", vma=ON)
@@ -227,7 +228,7 @@ def custom_vjp_typed(env: Env) -> Any:
 
     h.defvjp(lambda w: (h(w), None), lambda _, ct: (env.psum(ct, D),))
     f = env.smap(lambda w, x: jax.grad(lambda w: jnp.sum((x @ h(w)) ** 2))(w), (P(), P(D)), P())
-    return jax.jit(f)(env.weights(6, 3), env.rows())
+    return Program(f, (env.weights(6, 3), env.rows()))
 
 
 @case("core")
@@ -240,7 +241,7 @@ def custom_jvp(env: Env) -> Any:
 
     h.defjvp(lambda p, t: (h(*p), env.psum(t[0], D) * 3))
     f = env.smap(lambda x, t: jax.jvp(lambda x: jnp.sin(h(x)), (x,), (t,)), (P(D), P(D)), P())
-    return jax.jit(f)(env.rows(), env.rows(seed=1))
+    return Program(f, (env.rows(), env.rows(seed=1)))
 
 
 @case("core", vma=ON)
@@ -251,7 +252,7 @@ def remat_implicit(env: Env) -> Any:
         inner = jax.checkpoint(lambda p: jnp.sin(env.psum(jnp.sin(x @ p["w"]), D) / 8))
         return jax.grad(lambda p: env.pmean(jnp.sum(inner(p)), D))(p)
 
-    return jax.jit(env.smap(f, (P(), P(D)), P()))({"w": env.weights(6, 3)}, env.rows())
+    return Program(env.smap(f, (P(), P(D)), P()), ({"w": env.weights(6, 3)}, env.rows()))
 
 
 @case(
@@ -271,7 +272,7 @@ def remat_outside(env: Env) -> Any:
         return env.pmean(jnp.mean(layer(layer(x)) ** 2), D)
 
     g = env.smap(f, (P(), P(D)), P())
-    return jax.jit(jax.value_and_grad(lambda w, x: g(w, x)))(env.weights(6, 6), env.rows())
+    return Program(jax.value_and_grad(lambda w, x: g(w, x)), (env.weights(6, 6), env.rows()))
 
 
 @case("core")
@@ -287,7 +288,7 @@ def through_scan(env: Env) -> Any:
         return env.pmean(jnp.mean(h**2) + jnp.mean(sums), D)
 
     g = env.smap(f, (P(), P(D)), P())
-    return jax.jit(jax.value_and_grad(lambda w, x: g(w, x)))(env.weights(3, 6, 6), env.rows())
+    return Program(jax.value_and_grad(lambda w, x: g(w, x)), (env.weights(3, 6, 6), env.rows()))
 
 
 @case("core")
@@ -302,7 +303,7 @@ def through_scan_remat(env: Env) -> Any:
         return env.pmean(jnp.mean(jax.lax.scan(layer, x, w)[0] ** 2), D)
 
     g = env.smap(f, (P(), P(D)), P())
-    return jax.jit(jax.grad(lambda w, x: g(w, x), argnums=(0, 1)))(env.weights(3, 6, 6), env.rows())
+    return Program(jax.grad(lambda w, x: g(w, x), argnums=(0, 1)), (env.weights(3, 6, 6), env.rows()))
 
 
 @case("core")
@@ -323,7 +324,7 @@ def through_inner_jit(env: Env) -> Any:
     """A jitted function used twice, differentiated."""
     h = jax.jit(lambda y: jnp.sin(env.psum(y, D) / 8))
     f = env.smap(lambda x: jnp.sum(h(x) * h(x * 2)), P(D), P())
-    return jax.jit(jax.grad(lambda x: f(x)))(env.rows())
+    return Program(jax.grad(lambda x: f(x)), (env.rows(),))
 
 
 @case("core")
@@ -333,7 +334,7 @@ def through_vmap(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return jax.vmap(jax.grad(lambda v: jnp.sum(env.psum(v**2, D) ** 2)))(x)
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.rows())
+    return Program(env.smap(f, P(D), P(D)), (env.rows(),))
 
 
 @case("core", vma=ON)
@@ -348,7 +349,7 @@ def has_aux_and_closure(env: Env) -> Any:
 
         return jax.value_and_grad(loss, has_aux=True)(jnp.zeros(3))
 
-    return jax.jit(env.smap(f, (P(), P(D)), P()))(w, env.rows())
+    return Program(env.smap(f, (P(), P(D)), P()), (w, env.rows()))
 
 
 @case("core", vma=ON)
@@ -363,7 +364,7 @@ def accumulation(env: Env) -> Any:
         )
         return env.pmean(total, D)
 
-    return jax.jit(env.smap(f, (P(), P(D)), P()))(_params(env), env.rows())
+    return Program(env.smap(f, (P(), P(D)), P()), (_params(env), env.rows()))
 
 
 @case("core", vma=ON)
@@ -373,7 +374,7 @@ def bfloat16_params(env: Env) -> Any:
     def f(w: jax.Array, x: jax.Array) -> Any:
         return jax.grad(lambda w: env.pmean(jnp.mean((x @ w.astype(jnp.float32)) ** 2), D))(w)
 
-    return jax.jit(env.smap(f, (P(), P(D)), P()))(env.weights(6, 3).astype(jnp.bfloat16), env.rows())
+    return Program(env.smap(f, (P(), P(D)), P()), (env.weights(6, 3).astype(jnp.bfloat16), env.rows()))
 
 
 @case(
@@ -406,4 +407,4 @@ def two_shard_maps_chained(env: Env) -> Any:
     """A gradient through two regions, with a replicated value between them."""
     a = env.smap(lambda x: env.pmean(jnp.mean(x**2, 0), D), P(D), P())
     b = env.smap(lambda m, x: env.psum(jnp.sum(jnp.sin(x * m)), D) / 16, (P(), P(D)), P())
-    return jax.jit(jax.grad(lambda x: b(a(x), x)))(env.rows())
+    return Program(jax.grad(lambda x: b(a(x), x)), (env.rows(),))

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import DATA_MODEL, OFF, case
+from harness.case import DATA_MODEL, OFF, Program, case
 from harness.env import D, Env, M
 
 _API = ("lax", "hetccl")
@@ -27,7 +27,7 @@ def _broadcast(env: Env, x: Any, axes: tuple[str, ...], source: Any) -> Any:
 def _run(env: Env, f: Callable[[jax.Array], Any], *shape: int, dtype: str = "float32") -> Any:
     """Runs ``f`` on each rank's own array of this shape; every rank's result is compared."""
     x = env.put(np.random.default_rng(1).integers(-8, 8, (env.size, *shape)).astype(dtype), P(D))
-    return jax.jit(env.smap(lambda x: jax.tree.map(lambda t: t[None], f(x[0])), P(D), P(D)))(x)
+    return Program(env.smap(lambda x: jax.tree.map(lambda t: t[None], f(x[0])), P(D), P(D)), (x,))
 
 
 @case("smoke", "core", api=_API, exact=True)
@@ -106,7 +106,7 @@ def two_axes(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return [_broadcast(env, x, a, s) for a in ((D,), (D, M), (M, D)) for s in (0, env.size - 1)]
 
-    return jax.jit(env.smap(f, P(D, M), P(D, M)))(x)
+    return Program(env.smap(f, P(D, M), P(D, M)), (x,))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)

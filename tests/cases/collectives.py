@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import DATA_MODEL, OFF, case
+from harness.case import DATA_MODEL, OFF, Program, case
 from harness.env import D, Env, M
 
 
@@ -26,7 +26,7 @@ def _values(env: Env, *shape: int, dtype: str = "float32", seed: int = 0) -> jax
 def _run(env: Env, f: Callable[[jax.Array], Any], *shape: int, dtype: str = "float32") -> Any:
     """Runs ``f`` on each rank's own array of this shape; every rank's result is compared."""
     x = _values(env, *shape, dtype=dtype)
-    return jax.jit(env.smap(lambda x: jax.tree.map(lambda t: t[None], f(x[0])), P(D), P(D)))(x)
+    return Program(env.smap(lambda x: jax.tree.map(lambda t: t[None], f(x[0])), P(D), P(D)), (x,))
 
 
 def _ring(env: Env, by: int = 1) -> list[tuple[int, int]]:
@@ -140,7 +140,7 @@ def gradient_outside(env: Env) -> Any:
     op = _operation(env, env.params["op"])
     x = _values(env, 2 * env.size, 3)
     f = env.smap(lambda w, x: env.pmean(jnp.mean(jnp.tanh(op(x[0] * w)) ** 2), D), (P(), P(D)), P())
-    return jax.jit(jax.value_and_grad(lambda w, x: f(w, x), argnums=(0, 1)))(env.weights(3), x)
+    return Program(jax.value_and_grad(lambda w, x: f(w, x), argnums=(0, 1)), (env.weights(3), x))
 
 
 @case("core", exact=True)
@@ -180,7 +180,7 @@ def fully_sharded_matmul(env: Env) -> Any:
         full = lax.all_gather(w[0], D, tiled=True)
         return lax.psum_scatter(full * jnp.sum(x), D, tiled=True)[None], (x[0] @ full)[None]
 
-    return jax.jit(env.smap(f, (P(D), P(D)), P(D)))(w, x)
+    return Program(env.smap(f, (P(D), P(D)), P(D)), (w, x))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -199,7 +199,7 @@ def two_axes(env: Env) -> Any:
         out.append(lax.ppermute(y, D, _ring(env)))
         return [t[None, None] for t in out]
 
-    return jax.jit(env.smap(f, P(D, M), P(D, M)))(x)
+    return Program(env.smap(f, P(D, M), P(D, M)), (x,))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from harness.case import OFF, case
+from harness.case import OFF, Program, case
 from harness.env import D, Env
 
 _INTS = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -52,7 +52,7 @@ def _each(dtypes: tuple[str, ...], **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def _sum_like(env: Env, x: jax.Array, ops: tuple[str, ...] = ("psum", "pmean", "pmax", "pmin")) -> Any:
-    return jax.jit(env.smap(lambda x: [getattr(env.api, op)(x, D) for op in ops], P(D), P()))(x)
+    return Program(env.smap(lambda x: [getattr(env.api, op)(x, D) for op in ops], P(D), P()), (x,))
 
 
 @case("core", "wire", exact=True, table=_each(("bool", *_INTS, *_FLOATS, *_FP8)))
@@ -96,7 +96,7 @@ def wraps(env: Env) -> Any:
     """Integer sums wrap around in their own width."""
     dtype = ml_dtypes.iinfo(env.params["dtype"])
     x = env.put(np.full((env.size, 7), int(dtype.max) - 1).astype(env.params["dtype"]), P(D))
-    return jax.jit(env.smap(lambda x: env.psum(x, D), P(D), P()))(x)
+    return Program(env.smap(lambda x: env.psum(x, D), P(D), P()), (x,))
 
 
 @case("core", exact=True)
@@ -110,7 +110,7 @@ def bool_counts(env: Env) -> Any:
             env.same(value.all(0)[None]),
         )
     f = env.smap(lambda x: (env.psum(x, D), env.pmax(x, D), env.pmin(x, D)), P(D), P())
-    return jax.jit(f)(env.put(value, P(D)))
+    return Program(f, (env.put(value, P(D)),))
 
 
 # One large value, then ones: adding in the narrow type would lose every one of them. The expected value is the sum in
@@ -125,7 +125,7 @@ def rounds_once(env: Env) -> Any:
     value = np.ones((n, n), np.float32) + (env.params["top"] - 1) * np.eye(n, dtype=np.float32)
     if env.oracle:
         return env.same(value.sum(0, keepdims=True).astype(dtype))
-    return jax.jit(env.smap(lambda x: env.psum(x, D), P(D), P()))(env.put(value.astype(dtype), P(D)))
+    return Program(env.smap(lambda x: env.psum(x, D), P(D), P()), (env.put(value.astype(dtype), P(D)),))
 
 
 @case("core", vma=OFF, exact=True, table=_each(("float32", "float16", "bfloat16", "complex64")))
@@ -136,7 +136,7 @@ def infinities_and_nan(env: Env) -> Any:
     value[0] = [np.inf, -np.inf, np.nan, np.inf]
     value[-1, 3] = -np.inf
     x = env.put(value.astype(env.params["dtype"]), P(D))
-    return jax.jit(env.smap(lambda x: env.psum(x, D), P(D), P()))(x)
+    return Program(env.smap(lambda x: env.psum(x, D), P(D), P()), (x,))
 
 
 @case("core", vma=OFF, exact=True)
@@ -155,7 +155,7 @@ def narrow_then_wide(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return {k: env.psum(x.astype(k), D).astype(jnp.float32) * 3 for k in ("bfloat16", "float16", "float8_e5m2")}
 
-    return jax.jit(env.smap(f, P(D), P()))(x)
+    return Program(env.smap(f, P(D), P()), (x,))
 
 
 @case("core", "wire", replicas_only=True, table={"small": {"n": 33}, "large": {"n": 50_021}})
@@ -171,7 +171,7 @@ def products_summed(env: Env) -> Any:
             env.pmean(x * 0.1, D),
         )
 
-    return jax.jit(env.smap(f, P(D), P()))(x, y)
+    return Program(env.smap(f, P(D), P()), (x, y))
 
 
 @case("core", table=_each(("float16", "bfloat16", "float32")))
@@ -190,4 +190,4 @@ def mixed_tree(env: Env) -> Any:
         P(D),
         P(),
     )
-    return jax.jit(f)(x)
+    return Program(f, (x,))

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import DATA_MODEL, OFF, ON, case
+from harness.case import DATA_MODEL, OFF, ON, Program, case
 from harness.env import D, Env, M
 
 Groups = list[list[int]]
@@ -56,7 +56,7 @@ def _values(env: Env, *shape: int, dtype: str = "float32") -> jax.Array:
 def _run(env: Env, f: Callable[[jax.Array], Any], *shape: int, dtype: str = "float32") -> Any:
     """Runs ``f`` on each rank's own array of this shape; every rank's result is compared."""
     x = _values(env, *shape, dtype=dtype)
-    return jax.jit(env.smap(lambda x: jax.tree.map(lambda t: t[None], f(x[0])), P(D), P(D)))(x)
+    return Program(env.smap(lambda x: jax.tree.map(lambda t: t[None], f(x[0])), P(D), P(D)), (x,))
 
 
 def _moves(groups: Groups, axes: Any = D) -> list[Callable[[jax.Array], jax.Array]]:
@@ -150,7 +150,7 @@ def gradient_of_sums(env: Env) -> Any:
     f = env.smap(
         lambda w, x: lax.pmean(jnp.mean(lax.psum(x * w, D, axis_index_groups=groups) ** 2), D), (P(), P(D)), P()
     )
-    return jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(env.weights(6), env.rows())
+    return Program(jax.value_and_grad(f, argnums=(0, 1)), (env.weights(6), env.rows()))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -168,7 +168,7 @@ def two_axes(env: Env) -> Any:
                     out += [op(x[0, 0]) for op in _moves(groups, axes)]
         return [t[None, None] for t in out]
 
-    return jax.jit(env.smap(f, P(D, M), P(D, M)))(x)
+    return Program(env.smap(f, P(D, M), P(D, M)), (x,))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -205,7 +205,7 @@ def _reject(env: Env, op: str, groups: Groups) -> Any:
         fn, kw = sized.get(op, (lax.psum, {}))
         return fn(x, D, axis_index_groups=groups, **kw)[None]
 
-    return jax.jit(env.smap(f, P(D), P(D)))(_values(env, g * 2, 3))
+    return Program(env.smap(f, P(D), P(D)), (_values(env, g * 2, 3),))
 
 
 @case("core", vma=OFF, rejects=OFF, table={k: {"what": k} for k in _REJECTED})

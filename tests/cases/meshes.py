@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import DATA_MODEL, ON, MeshSpec, case
+from harness.case import DATA_MODEL, ON, MeshSpec, Program, case
 from harness.env import D, Env, M
 
 _MODEL_DATA = MeshSpec(("model", "data"), (("model", 2),))
@@ -38,7 +38,7 @@ def _grid(env: Env, dtype: Any = np.float32) -> jax.Array:
 def data_only(env: Env) -> Any:
     """Reduce over the spanning axis, keep the other."""
     f = env.smap(lambda x: (env.psum(x, D), env.pmean(x, D), env.pmax(x, D), env.pmin(x, D)), P(D, M), P(None, M))
-    return jax.jit(f)(_grid(env))
+    return Program(f, (_grid(env),))
 
 
 @case("mesh", api=_API, mesh=DATA_MODEL, exact=True)
@@ -54,13 +54,13 @@ def both_axes(env: Env) -> Any:
             env.pmin(x, (D, M)),
         )
 
-    return jax.jit(env.smap(f, P(D, M), P()))(_grid(env))
+    return Program(env.smap(f, P(D, M), P()), (_grid(env),))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
 def model_only(env: Env) -> Any:
     """lax over the other axis stays in the cluster."""
-    return jax.jit(env.smap(lambda x: (lax.psum(x, M), lax.pmax(x, M)), P(D, M), P(D)))(_grid(env))
+    return Program(env.smap(lambda x: (lax.psum(x, M), lax.pmax(x, M)), P(D, M), P(D)), (_grid(env),))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -75,7 +75,7 @@ def model_collectives_beside(env: Env) -> Any:
         return s, g, p, r, env.psum(g, D)
 
     out = (P(None, M), P(D), P(None, M), P(M), P())
-    return jax.jit(env.smap(f, P(D, M), out, check_vma=False))(_grid(env))
+    return Program(env.smap(f, P(D, M), out, check_vma=False), (_grid(env),))
 
 
 @case("mesh", api=_API, mesh=DATA_MODEL, exact=True)
@@ -86,7 +86,7 @@ def indices_and_sizes(env: Env) -> Any:
         i = env.axis_index((D, M)) + 100 * lax.axis_index(M) + 1000 * env.axis_index(D) + 10000 * env.axis_index((M, D))
         return x + i, x * 0 + env.axis_size((D, M)) + 100 * env.axis_size(D) + 1000 * lax.axis_size(M)
 
-    return jax.jit(env.smap(f, P(D, M), P(D, M)))(_grid(env))
+    return Program(env.smap(f, P(D, M), P(D, M)), (_grid(env),))
 
 
 @case("mesh", mesh=_MODEL_DATA, exact=True)
@@ -100,7 +100,7 @@ def spanning_axis_last(env: Env) -> Any:
             env.axis_index((M, D))[None, None] + 10 * env.axis_index(D),
         )
 
-    return jax.jit(env.smap(f, P(D, M), (P(None, M), P(), P(D, M))))(_grid(env))
+    return Program(env.smap(f, P(D, M), (P(None, M), P(), P(D, M))), (_grid(env),))
 
 
 @case("mesh", mesh=_MODEL_DATA, exact=True)
@@ -108,7 +108,7 @@ def rows_over_both_axes(env: Env) -> Any:
     """One dimension sharded over both axes."""
     value = np.arange(env.size * 2 * 3, dtype=np.float32).reshape(-1, 3)
     x = env.put(value, P((M, D)))
-    return jax.jit(env.smap(lambda x: (env.psum(x, D), env.psum(x, (D, M))), P((M, D)), (P(M), P())))(x)
+    return Program(env.smap(lambda x: (env.psum(x, D), env.psum(x, (D, M))), P((M, D)), (P(M), P())), (x,))
 
 
 @case("mesh", mesh=_THREE, exact=True)
@@ -119,7 +119,7 @@ def three_axes(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum(x, D), env.psum(x, ("pp", D)), lax.psum(x, "pp"), env.psum(x, ("pp", D, M))
 
-    return jax.jit(env.smap(f, P("pp", D, M), (P("pp", None, M), P(None, None, M), P(None, D, M), P())))(x)
+    return Program(env.smap(f, P("pp", D, M), (P("pp", None, M), P(None, None, M), P(None, D, M), P())), (x,))
 
 
 @case("mesh", mesh=DATA_MODEL)
@@ -135,7 +135,7 @@ def tensor_parallel_gradient(env: Env) -> Any:
     x = env.rows()
     w1 = env.put((np.random.default_rng(2).integers(-8, 8, (6, 8)) / 8).astype(np.float32), P(None, M))
     w2 = env.put((np.random.default_rng(4).integers(-8, 8, (8, 3)) / 8).astype(np.float32), P(M, None))
-    return jax.jit(jax.value_and_grad(lambda w1, w2: g(w1, w2, x), argnums=(0, 1)))(w1, w2)
+    return Program(jax.value_and_grad(lambda w1, w2: g(w1, w2, x), argnums=(0, 1)), (w1, w2))
 
 
 @case("mesh", vma=ON, mesh=DATA_MODEL)
@@ -145,7 +145,7 @@ def implicit_gradient(env: Env) -> Any:
     def f(w: jax.Array, x: jax.Array) -> Any:
         return jax.grad(lambda w: jnp.mean(jnp.sin(x) * w))(w)
 
-    return jax.jit(env.smap(f, (P(), P(D, M)), P()))(env.weights(1), _grid(env))
+    return Program(env.smap(f, (P(), P(D, M)), P()), (env.weights(1), _grid(env)))
 
 
 @case("mesh", mesh=DATA_MODEL, exact=True)
@@ -189,7 +189,7 @@ def partial_manual_gradient_outside(env: Env) -> Any:
     def loss(w: jax.Array) -> jax.Array:
         return env.smap(lambda w, x: env.pmean(jnp.mean((x @ w) ** 2), D), (P(), P(D)), P(), axis_names={D})(w, x)
 
-    return jax.jit(jax.value_and_grad(loss))(env.weights(6, 3))
+    return Program(jax.value_and_grad(loss), (env.weights(6, 3),))
 
 
 @case("mesh", vma=ON, mesh=DATA_MODEL)
@@ -252,7 +252,7 @@ def explicit_types_2d(env: Env) -> Any:
 def explicit_types(env: Env) -> Any:
     """Explicit sharding on the spanning axis alone."""
     f = env.smap(lambda x: (env.psum(x, D), x + env.axis_index(D)), P(D), (P(), P(D)))
-    return jax.jit(f)(env.rows())
+    return Program(f, (env.rows(),))
 
 
 @case("core", mesh=_EXPLICIT)
@@ -260,7 +260,7 @@ def explicit_types_gradient(env: Env) -> Any:
     """grad around a region on an explicit mesh."""
     f = env.smap(lambda w, x: env.pmean(jnp.mean((x @ w) ** 2), D), (P(), P(D)), P())
     with jax.set_mesh(env.mesh):
-        return jax.jit(jax.value_and_grad(lambda w, x: f(w, x)))(env.weights(6, 3), env.rows())
+        return Program(jax.value_and_grad(lambda w, x: f(w, x)), (env.weights(6, 3), env.rows()))
 
 
 @case("core", mesh=_REVERSED, exact=True)
@@ -270,4 +270,4 @@ def reversed_devices(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum(x * (env.axis_index(D) + 1), D), x + env.axis_index(D)
 
-    return jax.jit(env.smap(f, P(D), (P(), P(D))))(env.rows())
+    return Program(env.smap(f, P(D), (P(), P(D))), (env.rows(),))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from harness.case import OFF, ON, case
+from harness.case import OFF, ON, Program, case
 from harness.env import D, Env
 
 _API = ("lax", "hetccl")
@@ -18,7 +18,7 @@ _API = ("lax", "hetccl")
 @case("core", "smoke", api=_API, exact=True, table={op: {"op": op} for op in ("psum", "pmean", "pmax", "pmin")})
 def reduce(env: Env) -> Any:
     """One array, sharded by rows."""
-    return jax.jit(env.smap(lambda x: getattr(env.api, env.params["op"])(x, D), P(D), P()))(env.rows())
+    return Program(env.smap(lambda x: getattr(env.api, env.params["op"])(x, D), P(D), P()), (env.rows(),))
 
 
 @case("core", "smoke", api=_API, exact=True)
@@ -28,7 +28,7 @@ def axis_index_and_size(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return x * env.axis_size(D) + env.axis_index(D), env.axis_index(D)[None]
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.rows())
+    return Program(env.smap(f, P(D), P(D)), (env.rows(),))
 
 
 @case("core", api=_API, exact=True)
@@ -40,7 +40,7 @@ def axis_size_is_static(env: Env) -> Any:
         assert isinstance(n, int)
         return env.psum(jnp.zeros((n, 6)).at[env.axis_index(D)].set(x[0]), D), jnp.arange(n)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", api=_API, exact=True)
@@ -59,7 +59,7 @@ def closed_form(env: Env) -> Any:
         one = env.axis_index(D) + 1
         return env.psum(one, D), env.pmean(one, D), env.pmax(one, D), env.pmin(one, D)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", api=_API, exact=True)
@@ -70,13 +70,13 @@ def python_scalars(env: Env) -> Any:
         n = env.psum(1, D)
         return x * n + env.psum(2.5, D) + env.pmean(3.0, D), jnp.float32(env.psum(np.float32(0.5), D))
 
-    return jax.jit(env.smap(f, P(D), (P(D), P())))(env.rows())
+    return Program(env.smap(f, P(D), (P(D), P())), (env.rows(),))
 
 
 @case("core", exact=True)
 def python_scalars_minmax(env: Env) -> Any:
     """pmax and pmin of constants."""
-    return jax.jit(env.smap(lambda x: x + env.pmax(2.0, D) - env.pmin(3, D), P(D), P(D)))(env.rows())
+    return Program(env.smap(lambda x: x + env.pmax(2.0, D) - env.pmin(3, D), P(D), P(D)), (env.rows(),))
 
 
 @case("core", api=_API, exact=True)
@@ -86,13 +86,13 @@ def tuple_of_one_axis(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum(x, (D,)), env.pmax(x, (D,)), env.axis_index((D,))[None] * 0 + env.axis_size((D,))
 
-    return jax.jit(env.smap(f, P(D), (P(), P(), P(D))))(env.rows())
+    return Program(env.smap(f, P(D), (P(), P(), P(D))), (env.rows(),))
 
 
 @case("core", exact=True)
 def no_axes(env: Env) -> Any:
     """An empty axis tuple reduces over nothing."""
-    return jax.jit(env.smap(lambda x: env.psum(x, ()) * 2, P(D), P(D)))(env.rows())
+    return Program(env.smap(lambda x: env.psum(x, ()) * 2, P(D), P(D)), (env.rows(),))
 
 
 @case("core", "smoke", api=_API, exact=True)
@@ -102,7 +102,7 @@ def pytree(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum({"a": x, "b": (x[0], jnp.sum(x)), "n": None, "e": (), "i": x.astype(jnp.int32)}, D)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", api=_API, table={op: {"op": op} for op in ("psum", "pmean", "pmax", "pmin")})
@@ -113,22 +113,24 @@ def scalars_and_weak_types(env: Env) -> Any:
         op = getattr(env.api, env.params["op"])
         return op(jnp.sum(x), D), op(jnp.sum(x) > 0, D), op(x[0, 0] * 1 + jnp.asarray(2), D)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", vma=ON, exact=True)
 def invariant_operand(env: Env) -> Any:
     """psum of a value that is already the same everywhere multiplies by the world's size."""
-    return jax.jit(env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmax(w, D)), (P(D), P()), P()))(
-        env.rows(), env.weights(6, 3)
+    return Program(
+        env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmax(w, D)), (P(D), P()), P()),
+        (env.rows(), env.weights(6, 3)),
     )
 
 
 @case("core", vma=OFF, exact=True)
 def replicated_operand(env: Env) -> Any:
     """The same without vma types."""
-    return jax.jit(env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmin(w, D)), (P(D), P()), P()))(
-        env.rows(), env.weights(6, 3)
+    return Program(
+        env.smap(lambda x, w: (env.psum(w, D), env.pmean(w, D), env.pmin(w, D)), (P(D), P()), P()),
+        (env.rows(), env.weights(6, 3)),
     )
 
 
@@ -151,7 +153,7 @@ def pcast_to_varying(env: Env) -> Any:
     def f(x: jax.Array, w: jax.Array) -> Any:
         return env.psum(jax.lax.pcast(w, D, to="varying") * (env.axis_index(D) + 1), D)
 
-    return jax.jit(env.smap(f, (P(D), P()), P()))(env.rows(), env.weights(4))
+    return Program(env.smap(f, (P(D), P()), P()), (env.rows(), env.weights(4)))
 
 
 @case("core", vma=ON, exact=True)
@@ -162,7 +164,7 @@ def unreduced(env: Env) -> Any:
         parts = jax.lax.pcast(jnp.tile(x, (env.axis_size(D), 1)), D, to="unreduced")
         return env.psum(parts, D), jax.lax.psum_scatter(parts, D, tiled=True)
 
-    return jax.jit(env.smap(f, P(D), (P(), P(D))))(env.rows())
+    return Program(env.smap(f, P(D), (P(), P(D))), (env.rows(),))
 
 
 @case("core", vma=ON)
@@ -177,13 +179,13 @@ def reduced(env: Env) -> Any:
 
         return jax.grad(loss, argnums=(0, 1))(x, w)
 
-    return jax.jit(env.smap(f, (P(D), P()), (P(D), P())))(env.rows(), env.weights(4, 6))
+    return Program(env.smap(f, (P(D), P()), (P(D), P())), (env.rows(), env.weights(4, 6)))
 
 
 @case("core", exact=True)
 def reduction_beside_local_output(env: Env) -> Any:
     """A sharded and a replicated output of one program."""
-    return jax.jit(env.smap(lambda x: (x - env.pmean(x, D), env.psum(x, D)), P(D), (P(D), P())))(env.rows())
+    return Program(env.smap(lambda x: (x - env.pmean(x, D), env.psum(x, D)), P(D), (P(D), P())), (env.rows(),))
 
 
 @case("core")
@@ -195,7 +197,7 @@ def batch_norm(env: Env) -> Any:
         var = env.pmean(jnp.mean((x - mean) ** 2, 0), D)
         return (x - mean) / jnp.sqrt(var + 1e-5)
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.normal(16, 12))
+    return Program(env.smap(f, P(D), P(D)), (env.normal(16, 12),))
 
 
 @case("core")
@@ -206,7 +208,7 @@ def log_softmax_over_ranks(env: Env) -> Any:
         top = jax.lax.stop_gradient(env.pmax(jnp.max(x, 0), D))
         return x - top - jnp.log(env.psum(jnp.sum(jnp.exp(x - top), 0), D))
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.normal(8, 5))
+    return Program(env.smap(f, P(D), P(D)), (env.normal(8, 5),))
 
 
 @case("core", exact=True)
@@ -217,4 +219,4 @@ def key_per_rank(env: Env) -> Any:
         key = jax.random.fold_in(jax.random.key(0), env.axis_index(D))
         return jax.random.bits(key, (4,))
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.rows())
+    return Program(env.smap(f, P(D), P(D)), (env.rows(),))

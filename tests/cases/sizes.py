@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from harness.case import OFF, case
+from harness.case import OFF, Program, case
 from harness.env import D, Env
 
 _OPS = ("psum", "pmean", "pmax", "pmin")
@@ -17,7 +17,7 @@ _OPS = ("psum", "pmean", "pmax", "pmin")
 
 def _all(env: Env, x: jax.Array, ops: tuple[str, ...] = _OPS) -> Any:
     spec = P(D, *[None] * (x.ndim - 1))
-    return jax.jit(env.smap(lambda x: [getattr(env.api, op)(x, D) for op in ops], spec, P()))(x)
+    return Program(env.smap(lambda x: [getattr(env.api, op)(x, D) for op in ops], spec, P()), (x,))
 
 
 def _counting(env: Env, *shape: int, dtype: str = "float32") -> jax.Array:
@@ -42,7 +42,7 @@ def zero_size(env: Env) -> Any:
 def zero_size_beside_others(env: Env) -> Any:
     """An empty leaf in a tree that has others."""
     f = env.smap(lambda x: env.psum({"a": x[:0], "b": x, "c": x[:, :0], "d": jnp.sum(x)}, D), P(D), P())
-    return jax.jit(f)(env.rows())
+    return Program(f, (env.rows(),))
 
 
 _SHAPES = (
@@ -70,7 +70,7 @@ def shape(env: Env) -> Any:
 def lengths_one_to_nineteen(env: Env) -> Any:
     """All short lengths in one program: every kind of padding."""
     x = _counting(env, 1, 19)
-    return jax.jit(env.smap(lambda x: [env.psum(x[:, :n], D) for n in range(1, 20)], P(D), P()))(x)
+    return Program(env.smap(lambda x: [env.psum(x[:, :n], D) for n in range(1, 20)], P(D), P()), (x,))
 
 
 @case("core", "wire", exact=True)
@@ -82,7 +82,7 @@ def many_leaves(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum({k: x[:, start : start + n] for k, (start, n) in cuts.items()}, D)
 
-    return jax.jit(env.smap(f, P(D), P()))(x)
+    return Program(env.smap(f, P(D), P()), (x,))
 
 
 @case("core", exact=True, vma=OFF)
@@ -101,7 +101,7 @@ def large_tree(env: Env) -> Any:
         }
         return env.psum({**tree, "f": y * 2}, D), env.psum(y, D)
 
-    return jax.jit(env.smap(f, P(D), P()))(x)
+    return Program(env.smap(f, P(D), P()), (x,))
 
 
 _LARGE = {
@@ -120,7 +120,7 @@ def large(env: Env) -> Any:
     """Megabytes in one array."""
     p = env.params
     value = _counting(env, 1, p["n"], dtype=p["dtype"])
-    return jax.jit(env.smap(lambda x: getattr(env.api, p["op"])(x, D), P(D), P()))(value)
+    return Program(env.smap(lambda x: getattr(env.api, p["op"])(x, D), P(D), P()), (value,))
 
 
 @case("core", exact=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from harness.case import OFF, case
+from harness.case import OFF, Program, case
 from harness.env import D, Env
 
 
@@ -86,7 +86,7 @@ def make_mesh(env: Env) -> Any:
         import jax_hetccl
 
         mesh = jax_hetccl.make_mesh((env.count,), (D,), axis_types=(jax.sharding.AxisType.Auto,))
-    return jax.jit(env.smap(lambda x: env.psum(x, D), P(D), P(), mesh=mesh))(env.rows())
+    return Program(env.smap(lambda x: env.psum(x, D), P(D), P(), mesh=mesh), (env.rows(),))
 
 
 @case("core")

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from harness.case import OFF, ON, case
+from harness.case import OFF, ON, Program, case
 from harness.env import D, Env
 
 
@@ -20,7 +20,7 @@ from harness.env import D, Env
 def vmap(env: Env) -> Any:
     """Batched over the columns."""
     op = getattr(env.api, env.params["op"])
-    return jax.jit(env.smap(lambda x: jax.vmap(lambda y: op(y, D), in_axes=1, out_axes=1)(x), P(D), P()))(env.rows())
+    return Program(env.smap(lambda x: jax.vmap(lambda y: op(y, D), in_axes=1, out_axes=1)(x), P(D), P()), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -30,7 +30,7 @@ def vmap_nested_and_partly(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return jax.vmap(jax.vmap(lambda a, b: env.psum((a * b, b), D), (0, None)), (None, 0))(x, x[0])
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 # With vma types lax itself refuses a tuple of a vmapped and a manual axis.
@@ -41,7 +41,7 @@ def vmap_named_axis(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return jax.vmap(lambda v: (env.psum(v, (D, "v")), lax.psum(v, "v"), env.psum(v, ("v", D))), axis_name="v")(x)
 
-    return jax.jit(env.smap(f, P(D), (P(), P(D), P())))(env.rows())
+    return Program(env.smap(f, P(D), (P(), P(D), P())), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -51,14 +51,14 @@ def vmap_index(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return jax.vmap(lambda v: v + env.axis_index(D) * env.axis_size(D))(x)
 
-    return jax.jit(env.smap(f, P(D), P(D)))(env.rows())
+    return Program(env.smap(f, P(D), P(D)), (env.rows(),))
 
 
 @case("core", exact=True)
 def vmap_outside(env: Env) -> Any:
     """vmap of the whole shard_map."""
     f = env.smap(lambda x, w: env.psum(x * w, D), (P(D), P()), P())
-    return jax.jit(jax.vmap(f, (None, 0)))(env.rows(), env.weights(3, 6))
+    return Program(jax.vmap(f, (None, 0)), (env.rows(), env.weights(3, 6)))
 
 
 @case("core", "smoke")
@@ -72,7 +72,7 @@ def scan(env: Env) -> Any:
 
         return lax.scan(body, jnp.float32(1), jnp.arange(5.0))
 
-    return jax.jit(env.smap(f, P(D), (P(), P())))(env.rows())
+    return Program(env.smap(f, P(D), (P(), P())), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -90,7 +90,7 @@ def scan_integers(env: Env) -> Any:
             lax.scan(body, zero, x[:1]),
         )
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -104,7 +104,7 @@ def scan_nested(env: Env) -> Any:
 
         return lax.scan(outer, jnp.zeros(6), jnp.arange(2.0))[0]
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core")
@@ -114,7 +114,7 @@ def fori_loop(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return lax.fori_loop(0, 6, lambda i, c: c * 0.5 + env.pmean(x * i, D), jnp.zeros((4, 6)))
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", "smoke")
@@ -129,7 +129,7 @@ def while_body(env: Env) -> Any:
 
         return lax.while_loop(lambda c: c[0] < total * 7.5, body, (total, jnp.int32(0)))
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", "smoke")
@@ -144,7 +144,7 @@ def while_predicate(env: Env) -> Any:
 
         return lax.while_loop(more, lambda c: c + env.psum(x[0, 0] * 0 + 1, D) / env.size, jnp.float32(1))
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -157,7 +157,7 @@ def while_predicate_only(env: Env) -> Any:
 
         return run(0), run(9)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", "smoke", exact=True)
@@ -210,7 +210,7 @@ def cond_on_an_exchanged_value(env: Env) -> Any:
 
         return lax.scan(body, jnp.zeros(6), x)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -218,7 +218,7 @@ def nested_jit(env: Env) -> Any:
     """jit in jit in shard_map, inlined and not."""
     h = jax.jit(lambda y: env.psum(y, D) * 2)
     k = jax.jit(lambda y: h(y) + 1, inline=True)
-    return jax.jit(env.smap(lambda x: (h(x), k(x + 1), jax.jit(k)(x[0])), P(D), P()))(env.rows())
+    return Program(env.smap(lambda x: (h(x), k(x + 1), jax.jit(k)(x[0])), P(D), P()), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -246,7 +246,7 @@ def map_and_associative(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return lax.map(lambda row: env.psum(row, D), x), lax.associative_scan(jnp.add, env.psum(x, D))
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", "smoke", exact=True)
@@ -261,7 +261,7 @@ def loops_around_the_region(env: Env) -> Any:
         n, c = lax.while_loop(lambda t: t[0] < 3, lambda t: (t[0] + 1, a(x, t[1])), (0, c))
         return c, n
 
-    return jax.jit(f)(env.rows())
+    return Program(f, (env.rows(),))
 
 
 @case("core", exact=True)
@@ -360,7 +360,7 @@ def shardings_of_jit(env: Env) -> Any:
 def results_feed_jit_code(env: Env) -> Any:
     """Ordinary jit code before and after the region, on sharded and on replicated arrays."""
     f = env.smap(lambda x: env.psum(x, D), P(D), P())
-    return jax.jit(lambda x: jnp.sin(f(x * 2 + 1)).T @ jnp.cos(f(x)))(env.rows())
+    return Program(lambda x: jnp.sin(f(x * 2 + 1)).T @ jnp.cos(f(x)), (env.rows(),))
 
 
 @case("core", exact=True)
@@ -371,7 +371,7 @@ def named_scopes(env: Env) -> Any:
         with jax.named_scope("grads"), jax.named_scope("layer0"):
             return env.psum(x, D)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", vma=ON, exact=True)
@@ -382,7 +382,7 @@ def constants(env: Env) -> Any:
     def f(x: jax.Array) -> Any:
         return env.psum(jnp.asarray(table), D), env.psum(x[:2] * table, D)
 
-    return jax.jit(env.smap(f, P(D), P()))(env.rows())
+    return Program(env.smap(f, P(D), P()), (env.rows(),))
 
 
 @case("core", vma=OFF, exact=True)
@@ -394,4 +394,4 @@ def user_error_then_success(env: Env) -> Any:
         pass
     else:
         raise AssertionError("the product of wrong shapes was accepted")
-    return jax.jit(env.smap(lambda x: env.psum(x, D), P(D), P()))(env.rows())
+    return Program(env.smap(lambda x: env.psum(x, D), P(D), P()), (env.rows(),))

@@ -27,11 +27,11 @@ class Batched(Cell):
 
 
 def batched_cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
-    """The cells of these modules, whose cases return `Program`s, in batches; what stock JAX rejects stays alone."""
+    """The cells of these modules in batches; what is rejected or refused stays alone."""
     found: list[Cell] = []
     groups: dict[Any, list[Cell]] = {}
     for cell in cells(modules, soak):
-        if cell.run.vma in cell.run.case.rejects:
+        if cell.run.vma in cell.run.case.rejects or cell.run.case.refused:
             found.append(cell)
         else:
             key = cell.layout, cell.transport, cell.run.spec, cell.run.vma, cell.run.api

@@ -84,9 +84,14 @@ def _rejection(oracle: Reply, replies: list[Reply]) -> list[str]:
 
 
 def _same_kind(stock: dict[str, Any], ours: dict[str, Any]) -> bool:
-    """The same class; what XLA's compiler has not implemented may be known, and said, before it is asked."""
-    early = stock["message"].startswith("UNIMPLEMENTED") and "builtins.NotImplementedError" in ours["bases"]
-    return ours["type"] == stock["type"] or early
+    """The same class; what XLA's compiler does not take may be known, and said, before it is asked."""
+    return ours["type"] == stock["type"] or any(
+        stock["message"].startswith(compiler) and early in ours["bases"] for compiler, early in _EARLY.items()
+    )
+
+
+# What the compiler's errors begin with, and what says the same earlier.
+_EARLY = {"UNIMPLEMENTED": "builtins.NotImplementedError", "INTERNAL": "builtins.ValueError"}
 
 
 def _line(error: dict[str, Any] | None) -> str:
