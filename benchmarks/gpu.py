@@ -26,13 +26,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpu_bench import LOOP, gloo, report
+from gpu_bench import LOOPS, gloo, iterations, report
 from gpu_bench.children import ChildError, Group, free_port, group
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = (4 * KB, 64 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
-OPS = ("psum_loop", "swap_loop", "psum", "psum_donated", "all_gather", "psum_scatter", "ppermute", "swap", "send_recv")
-LOOPS = ("psum_loop", "swap_loop")
+OPS = (*LOOPS, "psum", "psum_donated", "all_gather", "psum_scatter", "ppermute", "swap", "send_recv")
 GLOO_SIZES = (4 * KB, MB, 16 * MB, 256 * MB)
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
@@ -130,7 +129,7 @@ def programs(run: Run, platforms: Sequence[str], sync: str, ops: Sequence[str], 
                 while todo:
                     op = todo.pop(0)
                     found[op] = []
-                    for nbytes in sizes if op not in LOOPS else [n for n in sizes if n <= 64 * KB]:
+                    for nbytes in sizes if op not in LOOPS else [n for n in sizes if n <= 64 * KB or n >= 256 * MB]:
                         if run.left() < 20:
                             return {**found, "stopped": "no time left (--time-limit)"}
                         found[op].append(one_size(world, op, nbytes))
@@ -143,7 +142,7 @@ def programs(run: Run, platforms: Sequence[str], sync: str, ops: Sequence[str], 
 
 def one_size(world: Group, op: str, nbytes: int) -> dict[str, Any]:
     request = {"op": op, "bytes": nbytes, "reps": repetitions(nbytes, 4 << 30)}
-    result = row(nbytes, world.times(60, request), LOOP if op in LOOPS else 1)
+    result = row(nbytes, world.times(60, request), iterations(op, nbytes))
     print(f"{op:>14} {nbytes:>10} B {result['median_us']:10.1f} us {result['gb_per_s']:7.2f} GB/s", flush=True)
     return result
 
@@ -229,7 +228,7 @@ def main() -> None:
         for pair in pairs:
             if set(pair) != {"cpu"}:
                 some = [n for n in sizes if n in (4 * KB, MB, 256 * MB)]
-                few = [op for op in ops if op in ("psum_loop", "psum", "send_recv", "swap")]
+                few = [op for op in ops if op in ("psum_loop", "send_recv_loop", "psum", "send_recv", "swap")]
                 name = "+".join(pair)
                 run.step(f"hetccl {name} hostfunc", lambda: programs(run, pair, "hostfunc", few, some))
         run.found["ratios"] = report.ratios(run.found)
