@@ -99,7 +99,7 @@ def row(nbytes: int, times: Sequence[float], per: int = 1) -> dict[str, Any]:
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    return max(10, min(50, budget // nbytes))
+    return max(5, min(50, budget // nbytes))
 
 
 def limits(run: Run) -> dict[str, Any]:
@@ -141,8 +141,9 @@ def programs(run: Run, platforms: Sequence[str], sync: str, ops: Sequence[str], 
 
 
 def one_size(world: Group, op: str, nbytes: int) -> dict[str, Any]:
-    request = {"op": op, "bytes": nbytes, "reps": repetitions(nbytes, 4 << 30)}
-    result = row(nbytes, world.times(60, request), iterations(op, nbytes))
+    per = iterations(op, nbytes)
+    request = {"op": op, "bytes": nbytes, "reps": repetitions(nbytes * per, 4 << 30)}
+    result = row(nbytes, world.times(60, request), per)
     print(f"{op:>14} {nbytes:>10} B {result['median_us']:10.1f} us {result['gb_per_s']:7.2f} GB/s", flush=True)
     return result
 
