@@ -1,6 +1,7 @@
 #include "xla_ffi/device/stream/stream_space.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -50,6 +51,19 @@ Registry& Spaces() {
   return *registry;
 }
 
+MarkKind TmpGateKind(StreamSync sync) {
+  const char* v = std::getenv("HETCCL_TMP_GATE");
+  if (v != nullptr && std::string(v) == "event") return MarkKind::kEvent;
+  return sync == StreamSync::kMemops ? MarkKind::kWord : MarkKind::kEvent;
+}
+MarkKind TmpCopyKind(StreamSync sync) {
+  const char* v = std::getenv("HETCCL_TMP_COPY");
+  if (v != nullptr && std::string(v) == "word" && sync == StreamSync::kMemops) {
+    return MarkKind::kWord;
+  }
+  return MarkKind::kEvent;
+}
+
 Stream ToStream(Queue queue) { return static_cast<Stream>(queue); }
 
 }  // namespace
@@ -85,7 +99,7 @@ class StreamGate final : public Gate {
       : space_(std::move(space)), mark_(mark) {}
   ~StreamGate() override { space_->marks_.Release(mark_); }
   Status Poll(bool* open) override {
-    if (space_->sync_ == StreamSync::kHostFunc) {
+    if (space_->marks_.asks_driver()) {
       if (Status status = space_->Enter(); !status.ok()) return status;
     }
     return space_->marks_.Reached(*mark_, open);
@@ -111,7 +125,11 @@ class StreamHold final : public Hold {
 };
 
 StreamSpace::StreamSpace(const Gpu& gpu, StreamSync sync)
-    : gpu_(gpu), sync_(sync), marks_(gpu, sync, &allocations_), flags_(gpu, sync, &allocations_) {}
+    : gpu_(gpu),
+      sync_(sync),
+      marks_(gpu, TmpGateKind(sync), &allocations_),
+      copy_marks_(gpu, TmpCopyKind(sync), &allocations_),
+      flags_(gpu, sync, &allocations_) {}
 
 Status StreamSpace::Open(const StreamSpaceOptions& options, std::shared_ptr<StreamSpace>* space) {
   const Driver* driver = nullptr;
