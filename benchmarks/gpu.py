@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True, help="directory for JSON and plot")
     parser.add_argument("--mps", action="store_true", help="start and stop NVIDIA's multi-process service")
     parser.add_argument("--quick", action="store_true", help="few sizes and small overlap: to see that it works")
+    parser.add_argument("--only-programs", action="store_true", help="no limits, overlap, host functions, or Gloo")
     parser.add_argument("--no-gloo", action="store_true", help="leave PyTorch's Gloo out")
     parser.add_argument("--time-limit", type=float, default=1200.0, metavar="S", help="for the whole run (1200)")
     args = parser.parse_args()
@@ -217,17 +218,18 @@ def main() -> None:
     ops = args.ops.split(",")
     with multi_process_service() if args.mps else contextlib.nullcontext():
         run = Run(args)
-        if any("cuda" in p for p in pairs):
+        only = args.only_programs
+        if not only and any("cuda" in p for p in pairs):
             run.step("limits", lambda: limits(run))
         for pair in pairs:
             name = "+".join(pair)
             run.step(f"hetccl {name} auto", lambda: programs(run, pair, "auto", ops, sizes))
-            if set(pair) != {"cpu"}:
+            if not only and set(pair) != {"cpu"}:
                 run.step(f"overlap {name}", lambda: overlap_figures(run, pair))
-        if not args.no_gloo:
+        if not args.no_gloo and not only:
             run.step("gloo", lambda: gloo_figures(run, "cuda" if "cuda" in pairs[0] else "cpu"))
         for pair in pairs:
-            if set(pair) != {"cpu"}:
+            if not only and set(pair) != {"cpu"}:
                 some = [n for n in sizes if n in (4 * KB, MB, 256 * MB)]
                 few = [op for op in ops if op in ("psum_loop", "send_recv_loop", "psum", "send_recv", "swap")]
                 name = "+".join(pair)
