@@ -1,7 +1,6 @@
 #include "xla_ffi/device/stream/stream_space.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -49,19 +48,6 @@ struct Registry {
 Registry& Spaces() {
   static auto* registry = new Registry();
   return *registry;
-}
-
-MarkKind TmpGateKind(StreamSync sync) {
-  const char* v = std::getenv("HETCCL_TMP_GATE");
-  if (v != nullptr && std::string(v) == "event") return MarkKind::kEvent;
-  return sync == StreamSync::kMemops ? MarkKind::kWord : MarkKind::kEvent;
-}
-MarkKind TmpCopyKind(StreamSync sync) {
-  const char* v = std::getenv("HETCCL_TMP_COPY");
-  if (v != nullptr && std::string(v) == "word" && sync == StreamSync::kMemops) {
-    return MarkKind::kWord;
-  }
-  return MarkKind::kEvent;
 }
 
 Stream ToStream(Queue queue) { return static_cast<Stream>(queue); }
@@ -127,8 +113,8 @@ class StreamHold final : public Hold {
 StreamSpace::StreamSpace(const Gpu& gpu, StreamSync sync)
     : gpu_(gpu),
       sync_(sync),
-      marks_(gpu, TmpGateKind(sync), &allocations_),
-      copy_marks_(gpu, TmpCopyKind(sync), &allocations_),
+      marks_(gpu, sync == StreamSync::kMemops ? MarkKind::kWord : MarkKind::kEvent, &allocations_),
+      copy_marks_(gpu, MarkKind::kEvent, &allocations_),
       flags_(gpu, sync, &allocations_) {}
 
 Status StreamSpace::Open(const StreamSpaceOptions& options, std::shared_ptr<StreamSpace>* space) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 #include "xla_ffi/transport/message.h"
 
@@ -25,8 +24,6 @@ inline constexpr size_t kLeastInSlot = 512 << 10;
 //
 // `number`: of the slot within the message. `left`: bytes that remain, with the offset in the slot.
 inline size_t BytesInSlot(uint64_t number, size_t slot_bytes, size_t left) {
-  static const bool off = std::getenv("HETCCL_TMP_NORAMP") != nullptr;
-  if (off) return std::min(slot_bytes, left);
   const size_t rising = number < 16 ? kLeastInSlot << number : slot_bytes;
   const size_t falling = std::max(kLeastInSlot, (left / 2 + 255) / 256 * 256);
   return std::min({slot_bytes, left, rising, falling});
