@@ -26,13 +26,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpu_bench import LOOP, gloo, report
+from gpu_bench import LOOPS, gloo, iterations, report
 from gpu_bench.children import ChildError, Group, free_port, group
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = (4 * KB, 64 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
-OPS = ("psum_loop", "swap_loop", "psum", "psum_donated", "all_gather", "psum_scatter", "ppermute", "swap", "send_recv")
-LOOPS = ("psum_loop", "swap_loop")
+OPS = (*LOOPS, "psum", "psum_donated", "all_gather", "psum_scatter", "ppermute", "swap", "send_recv")
 GLOO_SIZES = (4 * KB, MB, 16 * MB, 256 * MB)
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
@@ -100,7 +99,7 @@ def row(nbytes: int, times: Sequence[float], per: int = 1) -> dict[str, Any]:
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    return max(10, min(50, budget // nbytes))
+    return max(5, min(50, budget // nbytes))
 
 
 def limits(run: Run) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def programs(run: Run, platforms: Sequence[str], sync: str, ops: Sequence[str], 
                 while todo:
                     op = todo.pop(0)
                     found[op] = []
-                    for nbytes in sizes if op not in LOOPS else [n for n in sizes if n <= 64 * KB]:
+                    for nbytes in sizes if op not in LOOPS else [n for n in sizes if n <= 64 * KB or n >= 256 * MB]:
                         if run.left() < 20:
                             return {**found, "stopped": "no time left (--time-limit)"}
                         found[op].append(one_size(world, op, nbytes))
@@ -142,8 +141,9 @@ def programs(run: Run, platforms: Sequence[str], sync: str, ops: Sequence[str], 
 
 
 def one_size(world: Group, op: str, nbytes: int) -> dict[str, Any]:
-    request = {"op": op, "bytes": nbytes, "reps": repetitions(nbytes, 4 << 30)}
-    result = row(nbytes, world.times(60, request), LOOP if op in LOOPS else 1)
+    per = iterations(op, nbytes)
+    request = {"op": op, "bytes": nbytes, "reps": repetitions(nbytes * per, 4 << 30)}
+    result = row(nbytes, world.times(60, request), per)
     print(f"{op:>14} {nbytes:>10} B {result['median_us']:10.1f} us {result['gb_per_s']:7.2f} GB/s", flush=True)
     return result
 
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True, help="directory for JSON and plot")
     parser.add_argument("--mps", action="store_true", help="start and stop NVIDIA's multi-process service")
     parser.add_argument("--quick", action="store_true", help="few sizes and small overlap: to see that it works")
+    parser.add_argument("--only-programs", action="store_true", help="no limits, overlap, host functions, or Gloo")
     parser.add_argument("--no-gloo", action="store_true", help="leave PyTorch's Gloo out")
     parser.add_argument("--time-limit", type=float, default=1200.0, metavar="S", help="for the whole run (1200)")
     args = parser.parse_args()
@@ -217,19 +218,20 @@ def main() -> None:
     ops = args.ops.split(",")
     with multi_process_service() if args.mps else contextlib.nullcontext():
         run = Run(args)
-        if any("cuda" in p for p in pairs):
+        only = args.only_programs
+        if not only and any("cuda" in p for p in pairs):
             run.step("limits", lambda: limits(run))
         for pair in pairs:
             name = "+".join(pair)
             run.step(f"hetccl {name} auto", lambda: programs(run, pair, "auto", ops, sizes))
-            if set(pair) != {"cpu"}:
+            if not only and set(pair) != {"cpu"}:
                 run.step(f"overlap {name}", lambda: overlap_figures(run, pair))
-        if not args.no_gloo:
+        if not args.no_gloo and not only:
             run.step("gloo", lambda: gloo_figures(run, "cuda" if "cuda" in pairs[0] else "cpu"))
         for pair in pairs:
-            if set(pair) != {"cpu"}:
+            if not only and set(pair) != {"cpu"}:
                 some = [n for n in sizes if n in (4 * KB, MB, 256 * MB)]
-                few = [op for op in ops if op in ("psum_loop", "psum", "send_recv", "swap")]
+                few = [op for op in ops if op in ("psum_loop", "send_recv_loop", "psum", "send_recv", "swap")]
                 name = "+".join(pair)
                 run.step(f"hetccl {name} hostfunc", lambda: programs(run, pair, "hostfunc", few, some))
         run.found["ratios"] = report.ratios(run.found)

@@ -78,7 +78,15 @@ def test_a_short_run_on_cpus(tmp_path):
     """Workers, checks of results, report: the whole path with clusters of CPU devices."""
     path = os.pathsep.join([*IN_PLACE, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--pairs", "cpu+cpu", "--sizes", "4096"]
-    command += ["--ops", "psum_loop,psum_donated,send_recv", "--no-gloo", "--out", str(tmp_path), "--time-limit", "120"]
+    command += [
+        "--ops",
+        "psum_loop,ppermute_loop,send_recv_loop,psum_donated,send_recv",
+        "--no-gloo",
+        "--out",
+        str(tmp_path),
+        "--time-limit",
+        "120",
+    ]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HETCCL_", "JAX_", "XLA_"))}
     env = {**kept, "PYTHONPATH": path}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)

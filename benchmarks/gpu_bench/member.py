@@ -25,8 +25,8 @@ def facts() -> dict[str, Any]:
 def measure(op: str, nbytes: int, reps: int) -> dict[str, Any]:
     """Runs a program once to compile and check it, twice to warm up, and ``reps`` times with a clock."""
     rank = hetccl.world().cluster
-    program, x = programs.build(op), programs.operand(nbytes, rank)
-    donated = op in ("psum_donated", "psum_loop", "swap_loop")
+    program, x = programs.build(op, nbytes), programs.operand(nbytes, rank)
+    donated = op in programs.DONATED
     y = jax.block_until_ready(program(x))
     want = programs.expected(op, nbytes, rank)
     got = np.asarray(y.addressable_data(0))

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_hetccl as hetccl
-from gpu_bench import LOOP
+from gpu_bench import iterations
 
 AXIS = "data"
 
@@ -41,35 +42,48 @@ def _halved(x: Any) -> Any:
     return lax.psum(x, AXIS) * 0.5
 
 
-def _loop(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: lax.fori_loop(0, LOOP, lambda _, y: f(y), x)
+def _swapped(x: Any) -> Any:
+    return lax.ppermute(x, AXIS, [(0, 1), (1, 0)])
 
 
-def build(op: str) -> Callable[[Any], Any]:
+def _one_way(x: Any) -> Any:
+    return lax.ppermute(x, AXIS, [(0, 1)])
+
+
+def _loop(f: Callable[[Any], Any], n: int) -> Callable[[Any], Any]:
+    return lambda x: lax.fori_loop(0, n, lambda _, y: f(y), x)
+
+
+def build(op: str, nbytes: int) -> Callable[[Any], Any]:
     """The program of an operation; see :data:`OPS`."""
-    return _BUILD[op]()
+    return _BUILD[op](iterations(op, nbytes))
 
 
-def _sent() -> Callable[[Any], Any]:
+def _sent(n: int) -> Callable[[Any], Any]:
     """One way, rank 0 to rank 1: the two programs differ."""
     if hetccl.world().cluster == 0:
-        return jax.jit(lambda x: hetccl.send(x, 1))
-    return jax.jit(lambda x: hetccl.recv(jax.ShapeDtypeStruct(x.shape, x.dtype), 0))
+        send = lambda x: hetccl.send(x, 1)  # noqa: E731
+        return jax.jit(send if n == 1 else lambda x: lax.fori_loop(0, n, lambda _, z: z + send(x), jnp.zeros(())))
+    receive = lambda x: hetccl.recv(jax.ShapeDtypeStruct(x.shape, x.dtype), 0)  # noqa: E731
+    return jax.jit(receive if n == 1 else _loop(receive, n))
 
 
-_BUILD: dict[str, Callable[[], Callable[[Any], Any]]] = {
-    "psum": lambda: _mapped(lambda x: lax.psum(x, AXIS), P()),
-    "psum_donated": lambda: _mapped(_halved, P(AXIS), donate=True),
-    "all_gather": lambda: _mapped(lambda x: lax.all_gather(x, AXIS, axis=0, tiled=True), P()),
-    "psum_scatter": lambda: _mapped(
+_BUILD: dict[str, Callable[[int], Callable[[Any], Any]]] = {
+    "psum": lambda n: _mapped(lambda x: lax.psum(x, AXIS), P()),
+    "psum_donated": lambda n: _mapped(_halved, P(AXIS), donate=True),
+    "all_gather": lambda n: _mapped(lambda x: lax.all_gather(x, AXIS, axis=0, tiled=True), P()),
+    "psum_scatter": lambda n: _mapped(
         lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=1, tiled=True), P(None, AXIS)
     ),
-    "swap": lambda: _mapped(lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 0)]), P(AXIS)),
-    "ppermute": lambda: _mapped(lambda x: lax.ppermute(x, AXIS, [(0, 1)]), P(AXIS)),
+    "swap": lambda n: _mapped(_swapped, P(AXIS)),
+    "ppermute": lambda n: _mapped(_one_way, P(AXIS)),
     "send_recv": _sent,
-    "psum_loop": lambda: _mapped(_loop(_halved), P(AXIS), donate=True),
-    "swap_loop": lambda: _mapped(_loop(lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 0)])), P(AXIS), donate=True),
+    "psum_loop": lambda n: _mapped(_loop(_halved, n), P(AXIS), donate=True),
+    "swap_loop": lambda n: _mapped(_loop(_swapped, n), P(AXIS), donate=True),
+    "ppermute_loop": lambda n: _mapped(_loop(lambda x: x + _one_way(x), n), P(AXIS), donate=True),
+    "send_recv_loop": _sent,
 }
+DONATED = ("psum_donated", "psum_loop", "swap_loop", "ppermute_loop")
 OPS = tuple(_BUILD)
 
 
@@ -87,6 +101,8 @@ def expected(op: str, nbytes: int, rank: int) -> np.ndarray | None:
         "swap": other,
         "swap_loop": mine,  # an even number of times
         "ppermute": first if rank == 1 else np.zeros_like(mine),
+        "ppermute_loop": mine + iterations(op, nbytes) * first if rank == 1 else mine,
         "send_recv": first if rank == 1 else np.zeros(()),
+        "send_recv_loop": first if rank == 1 else np.zeros(()),
     }
     return results.get(op)

@@ -82,8 +82,14 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for op in ("psum", "psum_donated"):
         rate = _value(found, pair, op, big, "gb_per_s")
         add(f"{op} 256 MB / half the both-ways pinned rate", rate, both and both / 2, 0.90)
+    for op, of in (("send_recv", both), ("ppermute", both), ("psum", both and both / 2)):
+        share, wanted = ("half the ", 0.90) if op == "psum" else ("", 0.93)
+        rate = _value(found, pair, f"{op}_loop", big, "gb_per_s")
+        add(f"{op} 256 MB in a loop / {share}both-ways pinned rate", rate, of, wanted)
     add("psum 4 KB in a loop, us", _value(found, pair, "psum_loop", small, "median_us"), 1.0, 60, more=False)
     add("psum 256 MB GPU+CPU donated, GB/s", _value(found, host, "psum_donated", big, "gb_per_s"), 1.0, 18)
+    rate = _value(found, host, "psum_loop", big, "gb_per_s")
+    add("psum 256 MB GPU+CPU in a loop, GB/s", rate, 1.0, 18)
     against = {
         "psum / Gloo all_reduce": ("psum", "all_reduce", 14),
         "all_gather / Gloo all_gather": ("all_gather", "all_gather", 50),

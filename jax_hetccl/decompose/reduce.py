@@ -1,6 +1,6 @@
 """psum, pmax and pmin over a spanning axis.
 
-Local reductions are the vendor's collectives, combining is XLA's arithmetic; an exchange moves bytes only. Three ways
+Local reductions are the vendor's collectives, combining is XLA's arithmetic; an exchange moves bytes only. Four ways
 (costs in ``docs/algorithms.md``):
 
 * **whole**, for small payloads and for two clusters of one device each: reduce inside, exchange the result whole,
@@ -9,6 +9,8 @@ Local reductions are the vendor's collectives, combining is XLA's arithmetic; an
   the ranks of the other cluster that hold (parts of) it, combine in cluster order, all-gather inside.
 * **owned**, for three clusters and more, and where platforms differ (a CPU flushes denormals, a GPU does not): each
   element is computed by one cluster and copied by all others, so that every rank ends with the same bits.
+* **central**, where a cluster of one CPU device meets one of one accelerator: as *owned*, but the accelerator computes
+  everything. A CPU would need longer to cut, add and join than all bytes need on the way.
 
 Floats below 32 bits are added in float32 and rounded once, as lax does.
 """
@@ -67,12 +69,13 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
       platforms: of the clusters.
 
     Returns:
-      "whole", "pieces" or "owned".
+      "whole", "pieces", "owned" or "central".
     """
     inexact = op == "psum" and jnp.issubdtype(dtype, jnp.inexact)
+    one_each = len(sizes) == 2 and max(sizes) == 1
     if inexact and len(set(platforms)) > 1:
-        return "owned"
-    if nbytes <= SMALL_BYTES or (len(sizes) == 2 and max(sizes) == 1):
+        return "central" if one_each and "cpu" in platforms else "owned"
+    if nbytes <= SMALL_BYTES or one_each:
         return "whole"
     return "pieces" if len(sizes) == 2 else "owned"
 
@@ -111,7 +114,21 @@ def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     return _gathered(site, site.reshape(hlo.concatenate(columns, 1), cut.elements // site.size), cut.elements)
 
 
-_WAYS = {"whole": _whole, "pieces": _pieces, "owned": _owned}
+def _central(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
+    center = next((c for c, platform in enumerate(site.platforms) if platform != "cpu"), 0)
+    computes, shape = site.me == center, site.lowering.shape
+    wire, result = _partial_dtype(site, dtype), unpacked(site.lowering.dtype)
+    there, back = ([((a, 0), (b, 0))] for a, b in ((1 - center, center), (center, 1 - center)))
+    bring = lambda lane: plan.permuted(lane, site.me, site.elements * wire.itemsize, there)  # noqa: E731
+    value, received = site.exchange("to the center", bring, x, [shape] if computes else [], wire)
+    if computes:
+        value = _combined(site, value, received, dtype)
+    copy = lambda lane: plan.permuted(lane, site.me, site.elements * result.itemsize, back)  # noqa: E731
+    value, received = site.exchange("from the center", copy, value, [] if computes else [shape], result)
+    return site.convert(value if computes else received[0], site.lowering.dtype)
+
+
+_WAYS = {"whole": _whole, "pieces": _pieces, "owned": _owned, "central": _central}
 
 
 def _grouped(site: Site, x: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir.Value:

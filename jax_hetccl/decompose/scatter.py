@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,19 +39,16 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
 def _total(site: Site, rows: ir.Value, dtype: np.dtype) -> ir.Value:
     """The sum of the own chunk."""
     m = shape_of(rows)[1]
-    blocks = [site.order.block(site, rows, c) for c in range(len(site.sizes))]
 
     def piece(of: int, to: int) -> int:
         return -(-site.sizes[to] * m // site.sizes[of])
 
     widths = [m if c == site.me else piece(site.me, c) for c in range(len(site.sizes))]
     where = [0, *itertools.accumulate(widths)]
-    columns = []
-    for c, block in enumerate(blocks):
-        flat = site.pad(site.reshape(block, site.sizes[c] * m), widths[c] * site.size, dtype)
-        columns.append(site.reshape(flat, site.size, widths[c]))
-    held = site.reshape(hlo.concatenate(columns, 1), site.size * where[-1])
-    if site.size > 1:
+    if site.size == 1:  # the rows as they are
+        held = site.reshape(rows, where[-1])
+    else:
+        held = _laid_out(site, rows, widths, dtype)
         held = site.lowering.local_reduce_scatter("psum", held, site.size * where[-1], dtype, site.axes, site.size)
     wire = site.lowering.dtype if max(site.sizes) == 1 and not is_packed(site.lowering.dtype) else dtype
     width = wire.itemsize
@@ -66,6 +64,15 @@ def _total(site: Site, rows: ir.Value, dtype: np.dtype) -> ir.Value:
     values = [site.convert(r, dtype) for r in received]
     values.insert(site.me, site.convert(hlo.slice(held, [where[site.me]], [where[site.me] + m], [1]), dtype))
     return functools.reduce(hlo.add, values)
+
+
+def _laid_out(site: Site, rows: ir.Value, widths: Sequence[int], dtype: np.dtype) -> ir.Value:
+    """The rows in an order in which each own rank's piece has ``widths[c]`` elements for cluster c."""
+    columns = []
+    for c, width in enumerate(widths):
+        block = site.reshape(site.order.block(site, rows, c), site.sizes[c] * shape_of(rows)[1])
+        columns.append(site.reshape(site.pad(block, width * site.size, dtype), site.size, width))
+    return site.reshape(hlo.concatenate(columns, 1), site.size * sum(widths))
 
 
 def _grouped_total(site: Site, rows: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir.Value:

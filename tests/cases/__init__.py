@@ -21,6 +21,7 @@ MODULES = (
     "alone",
     "p2p",
     "wire",
+    "central",
     "local",
     "batch",
     "conform_reduce",

@@ -11,7 +11,7 @@ constexpr size_t kWordBytes = 64;
 
 Status MarkPool::Grow() {
   allocations_.calls.fetch_add(1);
-  if (sync_ == StreamSync::kHostFunc) {
+  if (kind_ == MarkKind::kEvent) {
     auto mark = std::make_unique<Mark>();
     if (Status status = gpu_.EventCreate(&mark->event); !status.ok()) return status;
     free_.push_front(mark.get());
@@ -69,13 +69,13 @@ void MarkPool::Release(Mark* mark) {
 }
 
 Status MarkPool::Record(Mark* mark, Stream stream) {
-  if (sync_ == StreamSync::kHostFunc) return gpu_.EventRecord(mark->event, stream);
+  if (kind_ == MarkKind::kEvent) return gpu_.EventRecord(mark->event, stream);
   ++mark->value;
   return gpu_.StreamWriteValue32(stream, mark->device, mark->value);
 }
 
 Status MarkPool::Reached(const Mark& mark, bool* reached) const {
-  if (sync_ == StreamSync::kHostFunc) return gpu_.EventQuery(mark.event, reached);
+  if (kind_ == MarkKind::kEvent) return gpu_.EventQuery(mark.event, reached);
   const uint32_t word = __atomic_load_n(mark.host, __ATOMIC_ACQUIRE);
   *reached = static_cast<int32_t>(word - mark.value) >= 0;
   return Status();

@@ -21,12 +21,18 @@ enum class StreamSync {
   kHostFunc,  // events that the host asks about, and host functions that hold a stream
 };
 
+// How a stream tells the host.
+enum class MarkKind {
+  kWord,   // it writes a word in pinned memory: the host looks without asking the driver
+  kEvent,  // an event that the host asks about
+};
+
 // What a stream tells the host: that it has come to a point. Made by MarkPool.
 struct Mark {
-  uint32_t* host = nullptr;  // kMemops
+  uint32_t* host = nullptr;  // kWord
   void* device = nullptr;
   uint32_t value = 0;     // what the word will at least be
-  Event event = nullptr;  // kHostFunc
+  Event event = nullptr;  // kEvent
 };
 
 // What the host tells a stream: that it may go on. Made by FlagPool.
@@ -53,21 +59,23 @@ struct Allocations {
 // Acquire allocates only if more marks are in use than ever before. The device must be current.
 class MarkPool {
  public:
-  MarkPool(const Gpu& gpu, StreamSync sync, Allocations* allocations)
-      : gpu_(gpu), sync_(sync), allocations_(*allocations) {}
+  MarkPool(const Gpu& gpu, MarkKind kind, Allocations* allocations)
+      : gpu_(gpu), kind_(kind), allocations_(*allocations) {}
 
   Status Reserve(int count);
   Status Acquire(Mark** mark);
   void Release(Mark* mark);
   // Queues the mark's next value.
   Status Record(Mark* mark, Stream stream);
+  // The device must be current if this asks the driver.
   Status Reached(const Mark& mark, bool* reached) const;
+  bool asks_driver() const { return kind_ == MarkKind::kEvent; }
 
  private:
   Status Grow();
 
   const Gpu& gpu_;
-  const StreamSync sync_;
+  const MarkKind kind_;
   Allocations& allocations_;
   std::mutex mutex_;
   // Guarded by mutex_:

@@ -21,7 +21,7 @@ Status StreamCopier::Initialise() {
   const ScopedCurrent current(space_->gpu_);
   if (!current.status().ok()) return current.status();
   for (Mark*& mark : marks_) {
-    if (Status status = space_->marks_.Acquire(&mark); !status.ok()) return status;
+    if (Status status = space_->copy_marks_.Acquire(&mark); !status.ok()) return status;
   }
   return Status();
 }
@@ -32,7 +32,7 @@ StreamCopier::~StreamCopier() {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   for (Mark* mark : marks_) {
-    if (mark != nullptr) space_->marks_.Release(mark);
+    if (mark != nullptr) space_->copy_marks_.Release(mark);
   }
 }
 
@@ -51,7 +51,8 @@ Status StreamCopier::Submit(const CopyPiece* pieces, size_t count, bool) {
                         : gpu.MemcpyHtoDAsync(piece.to, piece.from, piece.bytes, stream);
     if (!status.ok()) return lost_ = status;
   }
-  if (Status status = space_->marks_.Record(marks_[submitted_ % kDepth], stream); !status.ok()) {
+  if (Status status = space_->copy_marks_.Record(marks_[submitted_ % kDepth], stream);
+      !status.ok()) {
     return lost_ = status;
   }
   ++submitted_;
@@ -60,13 +61,13 @@ Status StreamCopier::Submit(const CopyPiece* pieces, size_t count, bool) {
 
 Status StreamCopier::Poll(uint64_t* ended) {
   const uint64_t before = ended_;
-  if (ended_ < submitted_ && space_->sync_ == StreamSync::kHostFunc) {
+  if (ended_ < submitted_ && space_->copy_marks_.asks_driver()) {
     if (Status status = space_->Enter(); !status.ok()) return status;
   }
   while (ended_ < submitted_) {
     bool reached = false;
     const Mark& mark = *marks_[ended_ % kDepth];
-    if (Status status = space_->marks_.Reached(mark, &reached); !status.ok()) return status;
+    if (Status status = space_->copy_marks_.Reached(mark, &reached); !status.ok()) return status;
     if (!reached) break;
     ++ended_;
   }

@@ -85,7 +85,7 @@ class StreamGate final : public Gate {
       : space_(std::move(space)), mark_(mark) {}
   ~StreamGate() override { space_->marks_.Release(mark_); }
   Status Poll(bool* open) override {
-    if (space_->sync_ == StreamSync::kHostFunc) {
+    if (space_->marks_.asks_driver()) {
       if (Status status = space_->Enter(); !status.ok()) return status;
     }
     return space_->marks_.Reached(*mark_, open);
@@ -111,7 +111,11 @@ class StreamHold final : public Hold {
 };
 
 StreamSpace::StreamSpace(const Gpu& gpu, StreamSync sync)
-    : gpu_(gpu), sync_(sync), marks_(gpu, sync, &allocations_), flags_(gpu, sync, &allocations_) {}
+    : gpu_(gpu),
+      sync_(sync),
+      marks_(gpu, sync == StreamSync::kMemops ? MarkKind::kWord : MarkKind::kEvent, &allocations_),
+      copy_marks_(gpu, MarkKind::kEvent, &allocations_),
+      flags_(gpu, sync, &allocations_) {}
 
 Status StreamSpace::Open(const StreamSpaceOptions& options, std::shared_ptr<StreamSpace>* space) {
   const Driver* driver = nullptr;

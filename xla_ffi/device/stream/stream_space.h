@@ -121,7 +121,10 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // stream is held for trying.
   mutable std::shared_mutex copy_streams_mutex_;
   Allocations allocations_;
-  MarkPool marks_;
+  MarkPool marks_;  // of the programs' streams
+  // Of the copy streams. Events: a copy engine records them itself, while a written word is the
+  // work of another engine, so that each copy would wait for the one before and its word.
+  MarkPool copy_marks_;
   FlagPool flags_;
   std::mutex separation_mutex_;  // held while one stream is being tried
   std::set<Stream> separate_;    // guarded by it

@@ -47,6 +47,7 @@ Status ShmReceiver::Peek(const WireHeader** header) {
 void ShmReceiver::Accept(MutablePayload payload) {
   payload_ = SpanCursor<MutableSpan>(std::move(payload));
   in_first_slot_ = true;
+  first_slot_ = slots_.begun();
   streaming_ = payload_.remaining() > kStreamAbove;
 }
 
@@ -63,14 +64,16 @@ Status ShmReceiver::Step(Progress* progress) {
 }
 
 Status ShmReceiver::EmptySlot() {
-  const size_t slot_bytes = slots_.segment().slot_bytes();
   const std::byte* slot = slots_.next();
+  const uint64_t number = slots_.begun() - first_slot_;
   size_t offset = in_first_slot_ ? kPayloadOffset : 0;
   in_first_slot_ = false;
+  const size_t end =
+      BytesInSlot(number, slots_.segment().slot_bytes(), offset + payload_.remaining());
   pieces_.clear();
-  while (offset < slot_bytes && payload_.remaining() > 0) {
+  while (offset < end && payload_.remaining() > 0) {
     const MutableSpan to = payload_.Front();
-    const size_t bytes = std::min(to.size, slot_bytes - offset);
+    const size_t bytes = std::min(to.size, end - offset);
     pieces_.push_back({to.data, slot + offset, bytes});
     payload_.Advance(bytes);
     offset += bytes;

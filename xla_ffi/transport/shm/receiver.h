@@ -48,6 +48,7 @@ class ShmReceiver final : public Receiver {
   WireHeader header_;
   bool have_header_ = false;
   bool in_first_slot_ = false;
+  uint64_t first_slot_ = 0;  // of the message under way
   bool streaming_ = false;
   SpanCursor<MutableSpan> payload_;
   std::vector<device::CopyPiece> pieces_;  // reused

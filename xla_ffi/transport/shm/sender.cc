@@ -47,8 +47,8 @@ Status ShmSender::Step(Progress* progress) {
 }
 
 Status ShmSender::FillSlot() {
-  const size_t slot_bytes = slots_.segment().slot_bytes();
   std::byte* slot = slots_.next();
+  const uint64_t number = slots_.begun() - first_slot_;
   size_t offset = 0;
   if (header_pending_) {
     std::memcpy(slot, &header_, sizeof(header_));
@@ -56,9 +56,11 @@ Status ShmSender::FillSlot() {
     offset = kPayloadOffset;
   }
   pieces_.clear();
-  while (offset < slot_bytes && payload_.remaining() > 0) {
+  const size_t end =
+      BytesInSlot(number, slots_.segment().slot_bytes(), offset + payload_.remaining());
+  while (offset < end && payload_.remaining() > 0) {
     const ConstSpan from = payload_.Front();
-    const size_t bytes = std::min(from.size, slot_bytes - offset);
+    const size_t bytes = std::min(from.size, end - offset);
     pieces_.push_back({slot + offset, from.data, bytes});
     payload_.Advance(bytes);
     offset += bytes;
