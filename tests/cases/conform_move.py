@@ -287,7 +287,7 @@ def gradient_of_groups(env: Env) -> Any:
 def _broadcast(env: Env, x: Any, source: int) -> Any:
     if env.oracle:
         return jax.tree.map(lambda x: lax.all_gather(x, D)[source], x)
-    return lax.pbroadcast(x, D, source)
+    return lax.pbroadcast(x, (D,), source)  # stock takes a tuple only
 
 
 _SOURCES = {"first": {"source": 0}, "last": {"source": -1}}
@@ -304,14 +304,3 @@ def pbroadcast(env: Env) -> Any:
 def pbroadcast_vmap(env: Env) -> Any:
     """Batched."""
     return each(env, lambda x: jax.vmap(lambda v: _broadcast(env, v, 1), 1, 1)(x), 3, 2)
-
-
-@case("conform", "pbroadcast")
-def pbroadcast_gradient(env: Env) -> Any:
-    """The source's cotangent is everybody's sum, all others' are zero."""
-
-    def f(x: jax.Array) -> Any:
-        y, back = jax.vjp(lambda x: jnp.sin(_broadcast(env, x, 0)), x)
-        return y, back(y * 2)[0]
-
-    return each(env, f, 3, 2)

@@ -75,10 +75,13 @@ class Worker:
         return {**reply, "seconds": took, "sent": self._sent(request) - sent, "health": self._health()}
 
     def _sent(self, request: dict[str, Any]) -> int:
-        """Bytes that have left this process in its world."""
+        """Bytes that have left this process in its world; 0 where there is none (any more)."""
         if self._hetccl is None or request["op"] != "case":
             return 0
-        return self._hetccl.world().engine.stats()["bytes_sent"]
+        try:
+            return self._hetccl.world().engine.stats()["bytes_sent"]
+        except self._hetccl.HetcclError:
+            return 0
 
     def _health(self) -> dict[str, Any] | None:
         try:
