@@ -86,6 +86,7 @@ proxy::Pace OutgoingChannel::Step() {
     return proxy::Pace::kIdle;
   }
   Moved(progress.bytes);
+  copying_.store(progress.copying, std::memory_order_relaxed);
   if (progress.done) {
     EndCurrent(/*failed=*/false);
     return proxy::Pace::kBusy;
