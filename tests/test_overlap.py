@@ -145,7 +145,9 @@ def test_a_gpus_compiler_cannot_fuse_slices_with_exchanges(platform):
 def test_what_is_sent_as_it_is_stands_behind_a_barrier():
     """A slice of an argument is sent itself, unaliased."""
     text = lowered("cuda", "slices")
-    ((sent, ends),) = re.findall(r"@hetccl_exchange_start\(%[^,]+, (%[^)]+)\).*?@hetccl_exchange_done\((.*?)\)", text, re.S)
+    ((sent, ends),) = re.findall(
+        r"@hetccl_exchange_start\(%[^,]+, (%[^)]+)\).*?@hetccl_exchange_done\((.*?)\)", text, re.S
+    )
     assert f"{sent} = stablehlo.optimization_barrier" in text and ends.endswith(sent)
 
 

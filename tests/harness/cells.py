@@ -83,7 +83,11 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
     for (layout, transport), tags in worlds().items():
         for number, case in enumerate(module(*modules)):
             runs, both = _takes(tags, case, soak)
-            if not runs or Layout.parse(layout).total < case.ranks or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4"):
+            if (
+                not runs
+                or Layout.parse(layout).total < case.ranks
+                or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4")
+            ):
                 continue
             modes = case.vma if both or len(case.vma) == 1 else (case.vma[number % 2],)
             apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]
