@@ -88,9 +88,14 @@ def _rejection(oracle: Reply, replies: list[Reply]) -> list[str]:
 
 
 def _same_kind(stock: dict[str, Any], ours: dict[str, Any]) -> bool:
-    """The same class; what XLA's compiler has not implemented may be known, and said, before it is asked."""
-    early = stock["message"].startswith("UNIMPLEMENTED") and "builtins.NotImplementedError" in ours["bases"]
-    return ours["type"] == stock["type"] or early
+    """The same class; what XLA's compiler has not implemented, or its verifier refuses, may be known, and said, before
+    it is asked."""
+    early = {
+        "UNIMPLEMENTED": "builtins.NotImplementedError",
+        "INTERNAL: during context [hlo verifier]": "builtins.ValueError",
+    }
+    said = any(stock["message"].startswith(k) and v in ours["bases"] for k, v in early.items())
+    return ours["type"] == stock["type"] or said
 
 
 def _line(error: dict[str, Any] | None) -> str:
