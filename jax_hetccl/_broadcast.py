@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -58,6 +59,11 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
     results: list[Any] = [None] * len(leaves)
     mesh = world_mesh()
     whole = [i for i in range(len(leaves)) if i not in sharded]
+    for i in (
+        i for i in whole if math.prod(np.shape(leaves[i])) == 0
+    ):  # moves nothing; jax 0.11's CPU compiler crashes
+        results[i] = leaves[i] if isinstance(leaves[i], jax.Array) else jnp.asarray(leaves[i])
+    whole = [i for i in whole if results[i] is None]
     if whole:
         everywhere = NamedSharding(mesh, PartitionSpec())
         inputs = [_replicated(_host_value(leaves[i]), everywhere) for i in whole]

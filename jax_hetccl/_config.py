@@ -1,4 +1,4 @@
-"""Settings: the only reader of `HETCCL_*` environment variables.
+"""Settings: the only reader and writer of environment variables.
 
 `resolve` merges arguments (which win) with the environment, validates everything and reports all
 problems in one error. The resulting `Config` is immutable and is passed down; nothing below reads the
@@ -13,7 +13,7 @@ import ipaddress
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from jax_hetccl._errors import ConfigError
@@ -410,6 +410,62 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"jax_hetccl cannot start: {count} with the settings\n{listed}\n{_listing()}")
     return Config(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Queues:
+    """How a vendor's driver is told on how many hardware queues it spreads a process's streams.
+
+    A stream that waits holds up all that share its queue. XLA's streams wait for the one that an exchange holds, and the
+    copies that would release it must not stand behind them.
+
+    Attributes:
+      variable: read by the driver when it starts.
+      enough: the value that is set where the user has set none.
+    """
+
+    variable: str
+    enough: int
+
+    def found(self, environ: Mapping[str, str] | None = None) -> int | None:
+        """The value in force, None if there is none or it is no number."""
+        value = (os.environ if environ is None else environ).get(self.variable, "").strip()
+        return int(value) if value.isdigit() else None
+
+
+# CUDA's default is 8, of which a client of MPS gets fewer; HIP's is 4, and more than 8 cost latency.
+QUEUES = {"cuda": Queues("CUDA_DEVICE_MAX_CONNECTIONS", 32), "rocm": Queues("GPU_MAX_HW_QUEUES", 8)}
+
+
+def ask_for_queues(started: bool, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
+    """Sets the variables in ``QUEUES`` that the user has not set; drivers that start later follow them.
+
+    Args:
+      started: JAX's devices are in use already, so that it is too late.
+      environ: the environment, `os.environ` by default.
+
+    Returns:
+      By platform, why exchanges on its devices may get stuck; platforms without a problem are left out.
+    """
+    environ = os.environ if environ is None else environ
+    problems = {}
+    for platform, queues in QUEUES.items():
+        consequence = (
+            "copies between clusters may get stuck behind streams that wait for them, until HETCCL_TIMEOUT; set "
+            f"{queues.variable}={queues.enough} before JAX starts"
+        )
+        found = queues.found(environ)
+        if queues.variable in environ:
+            if found is None or found < queues.enough:
+                problems[platform] = f"{queues.variable}={environ[queues.variable]}: {consequence}"
+        elif started:
+            problems[platform] = (
+                f"JAX's devices were in use before hetccl.initialize(), and {queues.variable} was not set: {consequence}, "
+                "or call initialize() before anything else that uses JAX devices"
+            )
+        else:
+            environ[queues.variable] = str(queues.enough)
+    return problems
 
 
 def expand_sequence(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jax_hetccl import island
-from jax_hetccl._config import Config, resolve
+from jax_hetccl import _compat, island
+from jax_hetccl._config import Config, ask_for_queues, resolve
 from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, staging
 from jax_hetccl.failure import FailureMonitor
@@ -299,6 +299,7 @@ def form(
       local_device_ids: see `initialize`.
     """
     deadline = time.monotonic() + config.join_timeout
+    stuck = ask_for_queues(_compat.devices_in_use())  # before anything opens the devices
     listening, reach = channels.listeners(config)
     with contextlib.ExitStack() as undo:  # if anything fails, the latest first, as `World.close` does
         acceptor = Acceptor(listening)
@@ -313,6 +314,8 @@ def form(
         control.publish("devices", island.describe_devices())
         left = max(deadline - time.monotonic(), 1.0)
         clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
+        if problem := stuck.get(clusters[config.cluster].platform):
+            _log.warning("%s: %s", config.member_name, problem)
         engine = engine_factory(config, control)
         if engine is not None:
             undo.callback(_end, "closing the engine", engine.close, _CLOSE_S)

@@ -216,3 +216,25 @@ def test_a_gpu_gets_large_slots():
     config = resolve(GOOD)
     assert staging(config, ("cpu", "cpu")) == (128 << 10, 16)
     assert staging(config, ("cpu", "cuda")) == staging(config, ("rocm", "cuda")) == (4 << 20, 8)
+
+
+def test_hardware_queues_are_asked_for_in_time():
+    environ: dict[str, str] = {}
+    assert _config.ask_for_queues(started=False, environ=environ) == {}
+    assert environ == {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "GPU_MAX_HW_QUEUES": "8"}
+    assert _config.ask_for_queues(started=True, environ=environ) == {}, "a second world of the process"
+
+
+@pytest.mark.parametrize("value", ["1", "", "many"])
+def test_hardware_queues_that_the_user_chose_stay(value):
+    environ = {"CUDA_DEVICE_MAX_CONNECTIONS": value, "GPU_MAX_HW_QUEUES": "16"}
+    found = _config.ask_for_queues(started=False, environ=environ)
+    assert environ["CUDA_DEVICE_MAX_CONNECTIONS"] == value
+    assert set(found) == {"cuda"} and f"CUDA_DEVICE_MAX_CONNECTIONS={value}: copies" in found["cuda"]
+
+
+def test_hardware_queues_asked_for_too_late_are_a_problem():
+    environ: dict[str, str] = {}
+    found = _config.ask_for_queues(started=True, environ=environ)
+    assert not environ and set(found) == {"cuda", "rocm"}
+    assert "GPU_MAX_HW_QUEUES=8" in found["rocm"] and "before hetccl.initialize()" in found["rocm"]

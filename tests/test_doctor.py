@@ -117,6 +117,13 @@ def test_a_library_that_is_missing_and_one_that_does_not_load():
     assert gpu_doctor.library_check("cuda", "libcuda.so.1", None).state == GOOD
 
 
+def test_hardware_queues():
+    assert gpu_doctor.queues_check("cuda", {}).state == GOOD
+    assert gpu_doctor.queues_check("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}).state == GOOD
+    few = gpu_doctor.queues_check("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert few.state == NOTE and "CUDA_DEVICE_MAX_CONNECTIONS=1" in few.found and "unset" in few.fix
+
+
 def test_the_command(capsys):
     expected = [c.name for c in examine()]
     assert {"jax", "native module", "memlock", "shared memory", "transports", "cuda driver", "rocm driver"} <= set(

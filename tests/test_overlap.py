@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,24 +88,74 @@ class Hooks(spanning.SpanningHooks):
 _compat.install(Hooks(twins.TwinWorld(0, (sys.argv[1], sys.argv[1]))))
 mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",), axis_types=(AxisType.Auto,))
 
-def program(x, a):
+def products(x, a):
     y = lax.psum(x * 2, "data")
     b = jnp.tanh((a @ a) @ a)
     return y, b
 
-mapped = jax.shard_map(program, mesh=mesh, in_specs=(P("data"), P()), out_specs=(P(), P()))
+def stacked(x, a):
+    # What is sent is a slice, and what is received goes into a slice.
+    return lax.scan(lambda c, row: (c, lax.ppermute(row, "data", [(0, 1), (1, 0)])), 0.0, x.reshape(4, -1))[1], a
+
+def slices(x, a):
+    return lax.ppermute(x[: x.size // 2], "data", [(0, 1), (1, 0)]), a
+
+def predicates(x, a):
+    def run(start):
+        return lax.while_loop(lambda c: lax.pmax(x[0], "data") + c < 5, lambda c: c + 1, start)
+    return run(0.0), run(9.0)
+
+program = {f.__name__: f for f in (products, stacked, slices, predicates)}[sys.argv[2]]
+mapped = jax.shard_map(program, mesh=mesh, in_specs=(P("data"), P()), out_specs=(P(), P()), check_vma=False)
 shapes = jax.ShapeDtypeStruct((1 << 21,), jnp.float32), jax.ShapeDtypeStruct((4, 4), jnp.float32)
 jax.jit(mapped).trace(*shapes).lower(lowering_platforms=(sys.argv[1],))
 """
 
 
-@pytest.mark.parametrize("platform", ["cuda", "rocm", "cpu"])
-def test_a_program_for_gpus_ties_its_products(platform):
+def lowered(platform: str, program: str) -> str:
+    """The text of a program as a cluster of this platform gets it."""
     package = Path(importlib.util.find_spec("jax_hetccl").origin).parent.parent
     path = os.pathsep.join([str(package), str(Path(__file__).parent)])
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    command = [sys.executable, "-c", PROGRAM, platform]
-    text = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120).stdout
+    command = [sys.executable, "-c", PROGRAM, platform, program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "cpu"])
+def test_a_program_for_gpus_ties_its_products(platform):
+    text = lowered(platform, "products")
     words = {"hetccl_exchange_start": "S", "hetccl_exchange_done": "D", "dot_general": "g", "optimization_barrier": "|"}
     order = "".join(next((w for name, w in words.items() if name in line), "") for line in text.splitlines())
-    assert order == ("S|gg|D" if platform != "cpu" else "SggD"), text
+    assert order == ("S|gg|D|" if platform != "cpu" else "SggD"), text
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_a_gpus_compiler_cannot_fuse_slices_with_exchanges(platform):
+    """What is received meets the scan's dynamic_update_slice only behind a barrier; what is sent is aliased, or behind
+    one."""
+    lines = lowered(platform, "stacked").splitlines()
+    apart = {line.split()[0] for line in lines if "optimization_barrier" in line}
+    ((start, sent),) = re.findall(r"(\S+):4 = .*@hetccl_exchange_start\(%[^,]+, (%[^)]+)\)", "\n".join(lines))
+    ((done, operands),) = re.findall(r"(\S+):2 = .*@hetccl_exchange_done\((.*?)\)", "\n".join(lines))
+    assert operands == ", ".join(f"{start}#{i}" for i in range(4)) and sent not in apart
+    users = [line for line in lines if re.search(rf"{done}#1\b", line)]
+    assert len(users) == 1 and ("optimization_barrier" in users[0]) == (platform != "cpu"), users
+
+
+def test_what_is_sent_as_it_is_stands_behind_a_barrier():
+    """A slice of an argument is sent itself, unaliased."""
+    text = lowered("cuda", "slices")
+    ((sent, ends),) = re.findall(
+        r"@hetccl_exchange_start\(%[^,]+, (%[^)]+)\).*?@hetccl_exchange_done\((.*?)\)", text, re.S
+    )
+    assert f"{sent} = stablehlo.optimization_barrier" in text and ends.endswith(sent)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_what_follows_a_loop_waits_for_its_predicate(platform):
+    """The predicate's chain cannot leave it; the body's must not look unchanged, or loops may change places."""
+    text = lowered(platform, "predicates")
+    bodies = re.findall(r"\} do \{\n(.*?)stablehlo.return (.*?) :", text, re.S)
+    assert len(bodies) == 2
+    for body, returned in bodies:
+        assert re.search(rf"{returned.split(', ')[-1]} = stablehlo.custom_call @hetccl_status", body), text

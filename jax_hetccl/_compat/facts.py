@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 import jax
-from jax._src import config, core, distributed
+from jax._src import config, core, distributed, xla_bridge
 from jax._src import mesh as mesh_lib
 
 
@@ -34,6 +34,11 @@ def removes_size_one_axes() -> bool:
 def uses_shardy() -> bool:
     """Whether programs are partitioned by Shardy; the ordering pass knows its regions only."""
     return bool(config.use_shardy_partitioner.value)
+
+
+def devices_in_use() -> bool:
+    """Whether JAX has opened its devices, after which their drivers read no environment any more."""
+    return bool(xla_bridge.backends_are_initialized())
 
 
 def abandon_distributed() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 from jax_hetccl import gpus
+from jax_hetccl._config import QUEUES
 from jax_hetccl.doctor.check import BAD, GOOD, NOTE, Check
 
 LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
@@ -17,6 +19,7 @@ def gpu_checks() -> list[Check]:
         present = loads(library)
         checks.append(library_check(platform, library, present))
         if present is None:
+            checks.append(queues_check(platform))
             try:
                 checks += [device_check(platform, gpu) for gpu in gpus.describe(platform)]
             except gpus.BindingsError as error:
@@ -43,6 +46,20 @@ def library_check(platform: str, library: str, why: str | None) -> Check:
     if "cannot open shared object file: No such file" in why:
         return Check(name, f"{library} is not there", NOTE, f"only for clusters of {platform} devices")
     return Check(name, why, BAD, f"repair the {platform} driver: its library is there but does not load")
+
+
+def queues_check(platform: str, environ: Mapping[str, str] | None = None) -> Check:
+    """The hardware queues that a process's streams share."""
+    queues = QUEUES[platform]
+    name, found = f"{platform} hardware queues", queues.found(environ)
+    if found is None:
+        return Check(name, f"{queues.variable} not set: initialize sets it to {queues.enough}")
+    text = f"{queues.variable}={found}"
+    if found >= queues.enough:
+        return Check(name, text)
+    return Check(
+        name, text, NOTE, f"fewer than {queues.enough}: copies may get stuck behind streams that wait; unset it"
+    )
 
 
 def device_check(platform: str, gpu: gpus.Gpu) -> Check:

@@ -121,6 +121,11 @@ class _Pass:
             return Item(Kind.REGION, needs)
         return Item(Kind.LIGHT if emitted else Kind.PLAIN, needs)
 
+    @property
+    def launched(self) -> bool:
+        """Whether the order of launches is fixed when the program is compiled, as on a GPU; a CPU runs what is ready."""
+        return self.world.clusters[self.world.cluster].platform != "cpu"
+
     # --- blocks ---
 
     def block(self, block: ir.Block, chain: ir.Value, *, checked: bool) -> ir.Value:
@@ -141,9 +146,7 @@ class _Pass:
         places = {i: n for n, i in enumerate(i for i, it in enumerate(items) if _is_counted(it))}
         bucket_bytes = int(self.world.config.bucket_mb * (1 << 20))
         steps = schedule(items, bucket_bytes=bucket_bytes, inflight_bytes=INFLIGHT_BYTES)
-        # A CPU runs what is ready; elsewhere the order of launches is fixed when the program is compiled.
-        launched = self.world.clusters[self.world.cluster].platform != "cpu"
-        heavy = [i for i, op in enumerate(ops) if launched and rewrite.is_heavy(op, self.functions)]
+        heavy = [i for i, op in enumerate(ops) if self.launched and rewrite.is_heavy(op, self.functions)]
         ties = overlap.ties(items, steps, heavy)
         ran: list[ir.Operation] = []
         started: dict[tuple[int, ...], _Bucket] = {}
@@ -184,6 +187,8 @@ class _Pass:
         kept = [i for i, v in enumerate(sends) if spec.stream is None and not rewrite.is_settled(v)]
         where = ir.Location.name(spec.text, childLoc=markers[0].location)  # the name that profiles show
         with where:
+            if self.launched:
+                sends = [v if i in kept else rewrite.apart(v) for i, v in enumerate(sends)]
             started = exchange.emit_start(spec, chain, sends, kept, types)
         self.emitted(spec, started.op)
         return started.chain, _Bucket(spec, started, where)
@@ -191,6 +196,8 @@ class _Pass:
     def done(self, markers: Sequence[ir.Operation], bucket: _Bucket, chain: ir.Value) -> ir.Value:
         with bucket.where:
             op, chain, buffers = exchange.emit_done(bucket.spec, chain, bucket.started)
+            if self.launched:
+                buffers = [rewrite.apart(v) for v in buffers]
         self.emitted(bucket.spec, op)
         received, sent = iter(buffers), iter(bucket.started.sends)
         for marker in markers:
@@ -255,12 +262,19 @@ class _Pass:
         self.block(predicate, in_predicate, checked=checked)
         self.lines.append(",")
         in_body = body.add_argument(exchange.chain_type(), op.location)
-        rewrite.extend_end(body, self.block(body, in_body, checked=checked))
-        self.lines.append(")")
-        chain = op.results[-1]
+        end = self.block(body, in_body, checked=checked)
         # The predicate's chain cannot leave it. Outside of regions a program of several devices has regions and syncs
         # there, which end with a check of their own.
-        if has_predicate and (checked or self.partitions == 1):
+        has_predicate = has_predicate and (checked or self.partitions == 1)
+        if has_predicate and end == in_body:
+            # A chain that no trip changes would be the one in front of the loop to a compiler: nothing behind the loop
+            # waited for the predicate's exchanges.
+            with ir.InsertionPoint(list(body.operations)[-1]):
+                end = exchange.emit_status(in_body)
+        rewrite.extend_end(body, end)
+        self.lines.append(")")
+        chain = op.results[-1]
+        if has_predicate:
             with rewrite.behind(op):
                 chain = exchange.emit_status(chain)
         return chain

@@ -260,10 +260,18 @@ def tied_before(op: ir.Operation, chain: ir.Value, end: ir.Operation, ran: Seque
     return chain
 
 
+def apart(value: ir.Value) -> ir.Value:
+    """The value behind a barrier of its own, so that nothing is fused with the custom call that it comes from or goes to.
+
+    XLA's GPU compiler lets a custom call read from a slice, or write into the place of a dynamic_update_slice (the
+    stacked results of a scan), and the aliases that start and done rely on are lost. What moves no data needs none.
+    """
+    return value if isinstance(value.owner, ir.Block) else _barrier(value)[0]
+
+
 def _barrier(*values: ir.Value) -> list[ir.Value]:
     """The values as they are once all of them exist."""
-    results: Any = hlo.optimization_barrier(values)
-    return list(results)
+    return list(hlo.OptimizationBarrierOp(values).results)
 
 
 def _in_block(inner_op: Any, op: ir.Operation) -> ir.Operation:

@@ -55,9 +55,9 @@ def _sum_like(env: Env, x: jax.Array, ops: tuple[str, ...] = ("psum", "pmean", "
     return Program(env.smap(lambda x: [getattr(env.api, op)(x, D) for op in ops], P(D), P()), (x,))
 
 
-@case("core", "wire", exact=True, table=_each(("bool", *_INTS, *_FLOATS, *_FP8)))
+@case("core", "wire", exact=True, rounded=("[1]",), table=_each(("bool", *_INTS, *_FLOATS, *_FP8)))
 def real(env: Env) -> Any:
-    """All four reductions of one array."""
+    """All four reductions of one array. The mean is a division after the sum."""
     return _sum_like(env, _values(env, env.params["dtype"]))
 
 
@@ -67,7 +67,7 @@ def rare(env: Env) -> Any:
     return _sum_like(env, _values(env, env.params["dtype"]), ("psum", "pmax", "pmin"))
 
 
-@case("core", "wire", exact=True)
+@case("core", "wire", exact=True, rounded=("[1]",))
 def complex64(env: Env) -> Any:
     """Complex numbers add; they have no order."""
     return _sum_like(env, _values(env, "complex64"), ("psum", "pmean"))

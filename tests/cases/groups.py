@@ -208,7 +208,11 @@ def _reject(env: Env, op: str, groups: Groups) -> Any:
     return Program(env.smap(f, P(D), P(D)), (_values(env, g * 2, 3),))
 
 
-@case("core", vma=OFF, rejects=OFF, table={k: {"what": k} for k in _REJECTED})
+# The groups of two ranks are even, and what is missing there leaves stock to an error of XLA's.
+_TABLE = {k: {"what": k, "ranks": 3 if "uneven" in k or "missing" in k else 1} for k in _REJECTED}
+
+
+@case("core", vma=OFF, rejects=OFF, table=_TABLE)
 def rejected(env: Env) -> Any:
     """Groups that lax does not take: an error before anything is sent, and the world goes on."""
     op, groups = _REJECTED[env.params["what"]]

@@ -214,7 +214,7 @@ def thirty_two_large(env: Env) -> Any:
     """32 independent psums that take the path for large payloads."""
     x = env.put((np.arange(env.size * 40_000) % 97).reshape(env.size, 40_000).astype(np.float32), P(D))
     f = jax.jit(env.smap(lambda x: [env.psum(x * (i + 1), D) for i in range(32)], P(D), P()))
-    return [jnp.sum(t) for t in _repeat(f, x, times=3)]
+    return [jnp.sum(t.astype(jnp.int32)) for t in _repeat(f, x, times=3)]
 
 
 @case("core", "order", exact=True)

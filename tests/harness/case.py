@@ -75,6 +75,9 @@ class Case:
             then, before it sends anything.
         exact: the values carry no rounding that depends on the compiler, so clusters with different JAX versions
             must agree bit by bit too.
+        rounded: leaves of an exact case that are computed from what was exchanged; where compilers differ, so may their
+            last bit.
+        ranks: the least number of ranks of a world in which it makes sense.
         replicas_only: replicas must have equal bits, but the oracle does not judge their values.
         limit_s: time one run may take.
     """
@@ -90,6 +93,8 @@ class Case:
     says: tuple[str, ...] = ()
     rejects: tuple[bool, ...] = ()
     exact: bool = False
+    rounded: tuple[str, ...] = ()
+    ranks: int = 1
     replicas_only: bool = False
     limit_s: float = 40.0
 

@@ -34,7 +34,7 @@ WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 # With HETCCL_TEST_PLATFORMS clusters of one device carry everything, since GPUs are few.
 _ON_PLATFORMS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("1/1", "shm"): ("core", "refuse"),
+    ("1/1", "shm"): ("core", "refuse", "conform", "!turn"),
     ("1/1", "tcp"): ("!smoke", "!order", "!wire"),
     ("1/2", "shm"): ("!smoke", "!wire"),
 }
@@ -83,7 +83,11 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
     for (layout, transport), tags in worlds().items():
         for number, case in enumerate(module(*modules)):
             runs, both = _takes(tags, case, soak)
-            if not runs or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4"):
+            if (
+                not runs
+                or Layout.parse(layout).total < case.ranks
+                or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4")
+            ):
                 continue
             modes = case.vma if both or len(case.vma) == 1 else (case.vma[number % 2],)
             apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]

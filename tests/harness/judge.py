@@ -6,6 +6,7 @@ import difflib
 import re
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from harness.case import Case
@@ -65,7 +66,10 @@ def differences(case: Case, oracle: Reply, replies: list[Reply], compiler_differ
     if oracle.error:
         return [f"the oracle itself failed: {oracle.error['trace']}"]
     failed = [f"{r.label}: raised {r.error['trace']}" for r in replies if r.error]
-    return failed or _compare(oracle, replies, not case.replicas_only, case.exact or not compiler_differs)
+    if failed:
+        return failed
+    bitwise, values = case.exact or not compiler_differs, not case.replicas_only
+    return _compare(oracle, replies, values, bitwise, case.rounded if compiler_differs else ())
 
 
 def _rejection(oracle: Reply, replies: list[Reply]) -> list[str]:
@@ -91,7 +95,10 @@ def _same_kind(stock: dict[str, Any], ours: dict[str, Any]) -> bool:
 
 
 # What the compiler's errors begin with, and what says the same earlier.
-_EARLY = {"UNIMPLEMENTED": "builtins.NotImplementedError", "INTERNAL": "builtins.ValueError"}
+_EARLY = {
+    "UNIMPLEMENTED": "builtins.NotImplementedError",
+    "INTERNAL: during context [hlo verifier]": "builtins.ValueError",
+}
 
 
 def _line(error: dict[str, Any] | None) -> str:
@@ -144,8 +151,11 @@ def _without_places(text: str) -> list[str]:
     return kept
 
 
-def _compare(oracle: Reply, replies: list[Reply], values: bool, bitwise: bool) -> list[str]:
-    """Leaf by leaf, rank by rank: against the oracle's values, and replicas against each other bit by bit."""
+def _compare(
+    oracle: Reply, replies: list[Reply], values: bool, bitwise: bool, rounded: tuple[str, ...] = ()
+) -> list[str]:
+    """Leaf by leaf, rank by rank: against the oracle's values, and replicas against each other bit by bit. Leaves in
+    ``rounded`` may differ by a unit in the last place in both."""
     if not oracle.leaves:
         return ["there is nothing to compare: the case returns no arrays"]
     problems = []
@@ -164,11 +174,14 @@ def _compare(oracle: Reply, replies: list[Reply], values: bool, bitwise: bool) -
                 continue
             for at in leaf.shards:
                 found.setdefault(at, []).append((r.label, leaf))
-        problems += _leaf(key or "(root)", wanted, found, values, bitwise)
+        loose = key in rounded
+        problems += _leaf(key or "(root)", wanted, found, values, bitwise and not loose, loose)
     return problems
 
 
-def _leaf(key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], values: bool, bitwise: bool) -> list[str]:
+def _leaf(
+    key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], values: bool, bitwise: bool, loose: bool
+) -> list[str]:
     if set(found) != set(wanted.shards):
         return [f"leaf {key}: ranks {sorted(found)} answered, expected {sorted(wanted.shards)}"]
     problems = []
@@ -176,7 +189,7 @@ def _leaf(key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], valu
     for at, holders in sorted(found.items()):
         for label, leaf in holders:
             where = f"leaf {key}, rank {at} ({label})"
-            problem = _differs(wanted.shards[at], leaf.shards[at])
+            problem = _differs(wanted.shards[at], leaf.shards[at], loose)
             if values and problem:
                 problems.append(f"{where}: {problem}")
             data = leaf.shards[at].tobytes()
@@ -186,8 +199,8 @@ def _leaf(key: str, wanted: Leaf, found: dict[int, list[tuple[str, Leaf]]], valu
     return problems
 
 
-def _differs(want: np.ndarray, got: np.ndarray) -> str | None:
-    """What is wrong with one shard, or None."""
+def _differs(want: np.ndarray, got: np.ndarray, loose: bool = False) -> str | None:
+    """What is wrong with one shard, or None; ``loose``: a unit in the last place of a short float is nothing."""
     if want.shape != got.shape:
         return f"shape {got.shape}, oracle {want.shape}"
     if want.size == 0:
@@ -199,7 +212,7 @@ def _differs(want: np.ndarray, got: np.ndarray) -> str | None:
     else:
         wide = np.complex128 if want.dtype.kind == "c" else np.float64
         wide_w, wide_g = want.astype(wide), got.astype(wide)
-        rtol = _RTOL.get(name, 0.0)
+        rtol = _RTOL.get(name, float(ml_dtypes.finfo(want.dtype).eps) if loose else 0.0)
         scale = np.nanmax(np.abs(np.where(np.isfinite(wide_w), wide_w, 0)), initial=0.0)
         with np.errstate(invalid="ignore"):
             bad = ~np.isclose(wide_g, wide_w, rtol=rtol, atol=rtol * scale, equal_nan=True)

@@ -106,6 +106,8 @@ def environment(layout: Layout, cluster: int, process: int) -> dict[str, str]:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1",
         "XLA_FLAGS": "--xla_gpu_autotune_level=0",
+        # A case that is meant to fail must not take the worker with it; what ends a process is tested over the twin.
+        "HETCCL_ON_INTEGER_FAILURE": "raise",
         # The oracle multiplies in float32; a GPU's default may be a shorter format.
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",
     }

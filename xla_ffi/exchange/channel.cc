@@ -5,6 +5,14 @@
 #include <thread>
 
 namespace hetccl {
+namespace {
+
+constexpr char kCopyStuck[] =
+    "a copy to or from this rank's own device does not end; on a GPU another stream may wait in "
+    "the hardware queue that the copies use: give the process more queues before JAX starts, "
+    "CUDA_DEVICE_MAX_CONNECTIONS=32 or GPU_MAX_HW_QUEUES=8 (docs/gpu.md)";
+
+}  // namespace
 
 void ChannelContext::SetFindOperation(FindOperation find) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -91,6 +99,7 @@ Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* 
   text += under_way ? "nothing moved for " : "waited ";
   text += seconds;
   text += under_way ? " (HETCCL_TIMEOUT)" : " for it to begin (HETCCL_ARRIVAL_TIMEOUT)";
+  if (copying_.load(std::memory_order_relaxed)) hint = kCopyStuck;
   return Status(ErrorKind::kTimeout, text + "; " + hint);
 }
 

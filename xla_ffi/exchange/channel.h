@@ -131,7 +131,7 @@ class Channel : public proxy::Task {
   void Moved(size_t bytes);
   // Notes that the part under way, and thus something with this peer, goes on. Proxy thread.
   void NoteProgress();
-  // The text of a timeout.
+  // The text of a timeout. A copy of the own device that does not end is told instead of the hint.
   Status Timeout(const Exchange& exchange, const char* verb, const char* preposition,
                  uint64_t moved, uint64_t total, Duration waited, bool under_way,
                  const char* hint) const;
@@ -145,6 +145,7 @@ class Channel : public proxy::Task {
   // Of the part under way; written by the proxy thread.
   std::atomic<uint64_t> moved_{0};
   std::atomic<int64_t> last_progress_{0};  // Clock ticks
+  std::atomic<bool> copying_{false};       // a copy on the own device is under way
 
   mutable std::mutex mutex_;
   bool closed_ = false;        // guarded by mutex_: parts are refused

@@ -134,6 +134,7 @@ Pace IncomingChannel::StepCurrent() {
     return Pace::kIdle;
   }
   Moved(progress.bytes);
+  copying_.store(progress.copying, std::memory_order_relaxed);
   if (progress.done) {
     EndCurrent(/*failed=*/false);
     return Pace::kBusy;

@@ -86,6 +86,7 @@ proxy::Pace OutgoingChannel::Step() {
     return proxy::Pace::kIdle;
   }
   Moved(progress.bytes);
+  copying_.store(progress.copying, std::memory_order_relaxed);
   if (progress.done) {
     EndCurrent(/*failed=*/false);
     return proxy::Pace::kBusy;
@@ -104,7 +105,9 @@ void OutgoingChannel::CheckDeadlines(TimePoint now) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!current_ || broken_.load(std::memory_order_relaxed)) return;
-    const bool begun = begun_.load(std::memory_order_relaxed);
+    // An own copy that is under way needs nothing of the peer.
+    const bool begun =
+        begun_.load(std::memory_order_relaxed) || copying_.load(std::memory_order_relaxed);
     const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
     const TimePoint since = std::max({current_->posted, current_->exchange->started_at(),
                                       idle_since_, begun ? progress : TimePoint()});

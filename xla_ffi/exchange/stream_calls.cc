@@ -70,7 +70,9 @@ struct Failed {
     while (exchange->PollStarted(&started).ok() && !started) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
-    // If the device is lost, so is the program.
+    // If the device is lost, so is the program. If a held queue holds the fill up, the program goes
+    // on with what the buffers hold: the error is told, and a stream held for good would help
+    // nobody.
     if (started) (void)gpu->FillNow(receives).ok();
     hold->Release();
   }

@@ -134,6 +134,24 @@ TEST_P(StreamFailureTest, AFailingCopyIsTheWorldsFailure) {
   ExpectUsable();
 }
 
+TEST_P(StreamFailureTest, ACopyThatDoesNotEndNamesTheQueues) {
+  EngineOptions options = TestWorld::Quick();
+  options.timeout_s = 0.3;
+  Connect(options);
+  world_->AddSwap(1, "psum/data f32[9000]", 9000);
+  control_.Delay(cuda() ? "cuMemcpyHtoDAsync_v2" : "hipMemcpyHtoDAsync", 900000);
+  Both both = StartBoth({1}, 9000, 1, 2);
+  const auto candidate = world_->engine(0).WaitFailure(seconds(10));
+  control_.Delay(cuda() ? "cuMemcpyHtoDAsync_v2" : "hipMemcpyHtoDAsync", 0);
+  ASSERT_TRUE(candidate.has_value());
+  EXPECT_EQ(candidate->kind(), ErrorKind::kTimeout);
+  EXPECT_NE(candidate->message().find("of 36000 bytes from right/0 rank 1"), std::string::npos);
+  EXPECT_NE(candidate->message().find("CUDA_DEVICE_MAX_CONNECTIONS"), std::string::npos)
+      << candidate->message();
+  DoneBoth(both);
+  EXPECT_TRUE(left_->Ends(seconds(10)));
+}
+
 TEST_P(StreamFailureTest, AFailingCallOfAHandlerIsItsError) {
   world_->AddSwap(1, "psum/data f32[10]", 10);
   DeviceProgram::Swap swap = left_->Make(1, 10, 3);

@@ -54,7 +54,7 @@ Status StreamSpace::TrySeparate(Stream held, bool* separate) {
   std::vector<std::atomic<Stream>*> blocked;
   for (std::atomic<Stream>* place : {&out_, &in_}) {
     bool runs = false;
-    if (status.ok()) status = RunsNow(place->load(), &runs);
+    if (status.ok()) status = Passes(place->load(), kPatience, &runs);
     if (!runs) blocked.push_back(place);
   }
   if (hold != nullptr) hold->Release();  // what was queued meanwhile runs before the next hold
@@ -69,15 +69,14 @@ Status StreamSpace::TrySeparate(Stream held, bool* separate) {
   return status;
 }
 
-// Whether a mark gets through the stream within the patience.
-Status StreamSpace::RunsNow(Stream stream, bool* runs) {
+Status StreamSpace::Passes(Stream stream, Duration bound, bool* passes) {
   Mark* mark = nullptr;
   if (Status status = marks_.Acquire(&mark); !status.ok()) return status;
   Status status = marks_.Record(mark, stream);
-  const TimePoint deadline = Clock::now() + kPatience;
-  while (status.ok() && !*runs && Clock::now() < deadline) {
-    status = marks_.Reached(*mark, runs);
-    if (!*runs) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  const TimePoint deadline = Clock::now() + bound;
+  while (status.ok() && !*passes && Clock::now() < deadline) {
+    status = marks_.Reached(*mark, passes);
+    if (!*passes) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   marks_.Release(mark);
   return status;

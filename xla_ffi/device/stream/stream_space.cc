@@ -1,6 +1,7 @@
 #include "xla_ffi/device/stream/stream_space.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -15,6 +16,7 @@ namespace {
 // Enough for what programs usually have in flight, so that nothing is allocated while they run.
 constexpr int kMarks = 128;
 constexpr int kFlags = 32;
+constexpr auto kFillBound = std::chrono::seconds(5);
 
 // The device that MakeCurrent last made current on this thread; used on threads of ours only.
 thread_local const Gpu* entered = nullptr;
@@ -283,7 +285,10 @@ Status StreamSpace::FillNow(const std::vector<FillRange>& ranges) {
   for (const FillRange& range : ranges) {
     if (Status status = FillOn(range, stream); !status.ok()) return status;
   }
-  return gpu_.StreamSynchronize(stream);
+  bool done = false;
+  Status status = Passes(stream, kFillBound, &done);
+  if (!status.ok() || done) return status;
+  return Status(ErrorKind::kTimeout, "a fill on " + gpu_.name() + " does not end");
 }
 
 Status StreamSpace::Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue) {

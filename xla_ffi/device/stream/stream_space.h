@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "xla_ffi/common/clock.h"
 #include "xla_ffi/common/status.h"
 #include "xla_ffi/device/driver/gpu.h"
 #include "xla_ffi/device/fill.h"
@@ -79,7 +80,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   Status HoldQueue(Queue queue, std::shared_ptr<Hold>* hold);
   Status Fill(const std::vector<FillRange>& ranges, Queue queue);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue);
-  // Fills and waits until it is done, on a thread of ours that may wait for the device.
+  // Fills and waits until it is done, on a thread of ours that may wait for the device. Bounded: a
+  // stream that is held may hold the fill up, which then runs when that stream is released.
   Status FillNow(const std::vector<FillRange>& ranges);
 
   // A network card's writes into device memory can be seen by work that starts after this, where
@@ -107,7 +109,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // streams that share one with this stream are replaced.
   Status Separate(Stream held);
   Status TrySeparate(Stream held, bool* separate);
-  Status RunsNow(Stream stream, bool* runs);
+  // Whether a mark gets through the stream within the bound.
+  Status Passes(Stream stream, Duration bound, bool* passes);
   // Stays valid while copy_streams_mutex_ is held.
   Stream copy_stream(Direction direction) const {
     return (direction == Direction::kOut ? out_ : in_).load(std::memory_order_acquire);
