@@ -94,7 +94,7 @@ class DeviceProgram {
   }
 
   // Waits for the program's end, at most `bound`; false if it did not come.
-  bool Ends(Duration bound = std::chrono::seconds(6)) {
+  bool Ends(Duration bound = std::chrono::seconds(20)) {
     const device::ScopedCurrent current(gpu_);
     const TimePoint deadline = Clock::now() + bound;
     bool done = false;
