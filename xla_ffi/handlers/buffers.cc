@@ -65,32 +65,6 @@ ffi::ErrorOr<int64_t> Integer(const ffi::Dictionary& attributes, std::string_vie
       ffi::Error::InvalidArgument("hetccl: missing integer attribute " + std::string(name)));
 }
 
-ffi::ErrorOr<StartRequest> DecodeStart(int32_t device, const ffi::Dictionary& attributes) {
-  const auto plan = Integer(attributes, "plan");
-  const auto program = Integer(attributes, "program");
-  const auto index = Integer(attributes, "index");
-  for (const auto* value : {&plan, &program, &index}) {
-    if (value->has_error()) return ffi::Unexpected(value->error());
-  }
-  StartRequest request;
-  request.plan = static_cast<uint64_t>(*plan);
-  request.program = static_cast<uint64_t>(*program);
-  request.index = static_cast<uint32_t>(*index);
-  request.device_ordinal = device;
-  return request;
-}
-
-ffi::ErrorOr<size_t> ReceivesEnd(size_t results, const ffi::Dictionary& attributes) {
-  if (!attributes.contains("kept")) return results;
-  const auto kept = Integer(attributes, "kept");
-  if (kept.has_error()) return ffi::Unexpected(kept.error());
-  if (*kept < 0 || static_cast<size_t>(*kept) > results - 2) {
-    return ffi::Unexpected(
-        ffi::Error::InvalidArgument("hetccl_exchange_start: more results are kept than exist"));
-  }
-  return results - static_cast<size_t>(*kept);
-}
-
 ffi::Error ToError(const Status& status) {
   const std::string text =
       std::string("hetccl ") + KindName(status.kind()) + ": " + status.message();

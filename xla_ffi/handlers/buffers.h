@@ -5,12 +5,10 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/common/status.h"
 #include "xla_ffi/device/fill.h"
-#include "xla_ffi/exchange/engine.h"
 #include "xla_ffi/exchange/plan.h"
 
 namespace hetccl::handlers {
@@ -31,11 +29,6 @@ xla::ffi::Error CheckToken(const RawBuffer& buffer, std::string_view what);
 
 // An integer attribute, however the caller spelled its width; an error that names it if missing.
 xla::ffi::ErrorOr<int64_t> Integer(const xla::ffi::Dictionary& attributes, std::string_view name);
-
-// The plan, program and index of a start, without its buffers.
-xla::ffi::ErrorOr<StartRequest> DecodeStart(int32_t device, const xla::ffi::Dictionary& attributes);
-// Where the receives among start's `results` end and the kept sends begin.
-xla::ffi::ErrorOr<size_t> ReceivesEnd(size_t results, const xla::ffi::Dictionary& attributes);
 
 xla::ffi::Error ToError(const Status& status);
 xla::ffi::Error NoEngine(std::string_view handler);

@@ -1,10 +1,11 @@
 // start and done on CUDA and ROCm.
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "xla_ffi/exchange/stream_calls.h"
-#include "xla_ffi/handlers/buffers.h"
 #include "xla_ffi/handlers/current_engine.h"
+#include "xla_ffi/handlers/frames.h"
 #include "xla_ffi/handlers/handlers.h"
 
 namespace hetccl::handlers {
@@ -29,33 +30,14 @@ static ffi::Error GpuStart(void* stream, int32_t device, ffi::RemainingArgs args
                            ffi::RemainingRets rets, ffi::Dictionary attributes) {
   const std::shared_ptr<Engine> engine = CurrentEngine();
   if (engine == nullptr) return NoEngine("hetccl_exchange_start");
-  if (args.size() < 1 || rets.size() < 2) {
-    return ffi::Error::InvalidArgument(
-        "hetccl_exchange_start takes (chain, sends...) and returns (chain, ticket, receives..., "
-        "kept...)");
-  }
-  const RawBuffer chain_in = Argument(args, 0);
-  const RawBuffer chain_out = Return(rets, 0);
-  const RawBuffer ticket = Return(rets, 1);
-  for (const RawBuffer& token : {chain_in, chain_out, ticket}) {
-    if (ffi::Error error = CheckToken(token, "each token of start"); error.failure()) return error;
-  }
-  auto decoded = DecodeStart(device, attributes);
-  if (decoded.has_error()) return decoded.error();
-  const auto receives_end = ReceivesEnd(rets.size(), attributes);
-  if (receives_end.has_error()) return receives_end.error();
-
+  auto frame = DecodeStart(device, args, rets, attributes);
+  if (frame.has_error()) return frame.error();
   StreamStart start;
-  start.request = std::move(*decoded);
+  start.request = std::move(frame->request);
   start.request.queue = stream;
-  for (size_t i = 1; i < args.size(); ++i) start.request.sends.push_back(View(Argument(args, i)));
-  for (size_t i = 2; i < *receives_end; ++i) {
-    const RawBuffer buffer = Return(rets, i);
-    start.request.receives.push_back(View(buffer));
-    start.receives.push_back(ToFill(buffer));
-  }
-  start.passed = {Passes(chain_in, chain_out)};
-  start.defined = {{ticket.data, ticket.bytes, device::Pattern{{}, 0}}};
+  for (const RawBuffer& buffer : frame->receives) start.receives.push_back(ToFill(buffer));
+  start.passed = {Passes(frame->chain_in, frame->chain_out)};
+  start.defined = {{frame->ticket.data, frame->ticket.bytes, device::Pattern{{}, 0}}};
   return ToResult(StartOnStream(*engine, start));
 }
 
@@ -63,32 +45,18 @@ static ffi::Error GpuDone(void* stream, int32_t device, ffi::RemainingArgs args,
                           ffi::RemainingRets rets, ffi::Dictionary attributes) {
   const std::shared_ptr<Engine> engine = CurrentEngine();
   if (engine == nullptr) return NoEngine("hetccl_exchange_done");
-  if (rets.size() < 1 || args.size() < rets.size() + 1) {
-    return ffi::Error::InvalidArgument(
-        "hetccl_exchange_done takes (chain, ticket, receives..., sends...) and returns (chain, "
-        "receives...)");
-  }
-  const RawBuffer chain_in = Argument(args, 0);
-  const RawBuffer chain_out = Return(rets, 0);
-  for (const RawBuffer& token : {chain_in, Argument(args, 1), chain_out}) {
-    if (ffi::Error error = CheckToken(token, "each token of done"); error.failure()) return error;
-  }
+  auto frame = DecodeDone(args, rets);
+  if (frame.has_error()) return frame.error();
   const auto plan = Integer(attributes, "plan");
   if (plan.has_error()) return plan.error();
-
   StreamDone done;
   done.device_ordinal = device;
   done.plan = static_cast<uint64_t>(*plan);
   done.queue = stream;
-  for (size_t i = 1; i < rets.size(); ++i) {
-    const RawBuffer out = Return(rets, i);
-    done.moved |= Argument(args, i + 1).data != out.data;
-    done.receives.push_back(ToFill(out));
-  }
-  for (size_t i = rets.size() + 1; i < args.size(); ++i) {
-    done.sends.push_back(Argument(args, i).data);
-  }
-  done.passed = {Passes(chain_in, chain_out)};
+  done.moved = frame->moved;
+  for (const RawBuffer& buffer : frame->receives) done.receives.push_back(ToFill(buffer));
+  done.sends = std::move(frame->sends);
+  done.passed = {Passes(frame->chain_in, frame->chain_out)};
   return ToResult(DoneOnStream(*engine, done));
 }
 
@@ -117,15 +85,9 @@ static ffi::Error GpuStatus(void* stream, int32_t device, ffi::RemainingArgs arg
                             ffi::RemainingRets rets, ffi::Dictionary) {
   const std::shared_ptr<Engine> engine = CurrentEngine();
   if (engine == nullptr) return NoEngine("hetccl_status");
-  if (args.size() != 1 || rets.size() != 1) {
-    return ffi::Error::InvalidArgument("hetccl_status takes (chain) and returns (chain)");
-  }
-  const RawBuffer in = Argument(args, 0);
-  const RawBuffer out = Return(rets, 0);
-  for (const RawBuffer& token : {in, out}) {
-    if (ffi::Error error = CheckToken(token, "each token of status"); error.failure()) return error;
-  }
-  return ToResult(CheckOnStream(*engine, device, stream, {Passes(in, out)}));
+  const auto frame = DecodeStatus(args, rets);
+  if (frame.has_error()) return frame.error();
+  return ToResult(CheckOnStream(*engine, device, stream, {Passes(frame->from, frame->to)}));
 }
 
 }  // namespace hetccl::handlers
