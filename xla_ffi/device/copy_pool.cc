@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,14 +15,6 @@ namespace {
 constexpr size_t kJobBytes = 512 << 10;
 // Submissions under way: enough that all threads have work while the proxy thread looks elsewhere.
 constexpr int kDepth = 4;
-
-void CopyOne(const CopyPiece& piece, bool past_cache) {
-  if (past_cache) {
-    CopyStreaming(piece.to, piece.from, piece.bytes);
-  } else {
-    std::memcpy(piece.to, piece.from, piece.bytes);
-  }
-}
 
 class PoolCopier final : public Copier {
  public:
@@ -56,7 +47,9 @@ Status PoolCopier::Submit(const CopyPiece* pieces, size_t count, bool past_cache
   if (ended + kDepth <= submitted_) return InternalError("a copier got more than its depth");
   if (total <= kJobBytes) {
     // A job of another thread would cost more. Its turn in the order is that of its number alone.
-    for (size_t i = 0; i < count; ++i) CopyOne(pieces[i], past_cache);
+    for (size_t i = 0; i < count; ++i) {
+      Copy(pieces[i].to, pieces[i].from, pieces[i].bytes, past_cache);
+    }
     ++submitted_;
     return Status();
   }
@@ -129,7 +122,7 @@ void CopyPool::Run() {
     const Job job = jobs_.front();
     jobs_.pop_front();
     lock.unlock();
-    CopyOne(job.piece, job.past_cache);
+    Copy(job.piece.to, job.piece.from, job.piece.bytes, job.past_cache);
     job.left->fetch_sub(1, std::memory_order_acq_rel);
     lock.lock();
   }

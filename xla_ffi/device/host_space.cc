@@ -15,11 +15,7 @@ class InlineCopier final : public Copier {
   int depth() const override { return 1; }
   Status Submit(const CopyPiece* pieces, size_t count, bool past_cache) override {
     for (size_t i = 0; i < count; ++i) {
-      if (past_cache) {
-        CopyStreaming(pieces[i].to, pieces[i].from, pieces[i].bytes);
-      } else {
-        std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes);
-      }
+      Copy(pieces[i].to, pieces[i].from, pieces[i].bytes, past_cache);
     }
     ++ended_;
     return Status();

@@ -39,6 +39,21 @@ class SpanCursor {
     }
   }
 
+  // Walks over the next bytes, at most `limit`: visit(span, offset) for each contiguous part, with
+  // its offset from here. Returns how many bytes that were.
+  template <typename Visit>
+  size_t Take(size_t limit, Visit&& visit) {
+    const size_t total = std::min(limit, remaining_);
+    for (size_t offset = 0; offset < total;) {
+      SpanType part = Front();
+      part.size = std::min(part.size, total - offset);
+      visit(part, offset);
+      Advance(part.size);
+      offset += part.size;
+    }
+    return total;
+  }
+
   // Describes up to `limit` bytes from here in at most `capacity` entries; returns how many
   // entries were filled. Does not advance.
   int Gather(size_t limit, iovec* out, int capacity) const {

@@ -45,6 +45,27 @@ TEST_F(SpanCursorTest, GathersWithinItsLimits) {
   EXPECT_EQ(cursor.remaining(), 9u) << "gathering does not advance";
 }
 
+TEST_F(SpanCursorTest, TakesWhatIsThereInContiguousParts) {
+  for (size_t limit = 1; limit <= 12; ++limit) {
+    SpanCursor<ConstSpan> cursor(payload_);
+    size_t total = 0;
+    while (cursor.remaining() > 0) {
+      size_t visited = 0;
+      const size_t left = cursor.remaining();
+      const size_t taken = cursor.Take(limit, [&](const ConstSpan& part, size_t offset) {
+        EXPECT_EQ(offset, visited);
+        EXPECT_GT(part.size, 0u);
+        EXPECT_EQ(At(part.data), static_cast<ptrdiff_t>(total + visited));
+        visited += part.size;
+      });
+      EXPECT_EQ(taken, std::min(limit, left));
+      EXPECT_EQ(visited, taken);
+      total += taken;
+    }
+    EXPECT_EQ(total, 10u);
+  }
+}
+
 TEST_F(SpanCursorTest, SlicesAreConsecutive) {
   EXPECT_EQ(TotalSize(payload_), 10u);
   for (size_t cut = 0; cut <= 10; ++cut) {

@@ -53,16 +53,11 @@ Status StagedSendWindow::Pump() {
   while (payload_.remaining() > 0 && ring_.copier_has_room() &&
          ring_.copied_begun() - sent_ < ring_.slots()) {
     std::byte* slot = ring_.slot(ring_.copied_begun());
-    const size_t length = std::min(payload_.remaining(), ring_.slot_bytes());
     pieces_.clear();
-    for (size_t offset = 0; offset < length;) {
-      const ConstSpan from = payload_.Front();
-      const size_t bytes = std::min(from.size, length - offset);
-      pieces_.push_back({slot + offset, from.data, bytes});
-      payload_.Advance(bytes);
-      offset += bytes;
-    }
-    ring_.length(ring_.copied_begun()) = length;
+    ring_.length(ring_.copied_begun()) =
+        payload_.Take(ring_.slot_bytes(), [&](const ConstSpan& from, size_t offset) {
+          pieces_.push_back({slot + offset, from.data, from.size});
+        });
     if (Status status = ring_.Copy(pieces_); !status.ok()) return status;
   }
   return ring_.Poll();
@@ -99,15 +94,10 @@ Status StagedReceiveWindow::Pump() {
   if (Status status = ring_.Poll(); !status.ok()) return status;
   while (ring_.copied_begun() < filled_ && ring_.copier_has_room()) {
     const std::byte* slot = ring_.slot(ring_.copied_begun());
-    const size_t length = ring_.length(ring_.copied_begun());
     pieces_.clear();
-    for (size_t offset = 0; offset < length;) {
-      const MutableSpan to = payload_.Front();
-      const size_t bytes = std::min(to.size, length - offset);
-      pieces_.push_back({to.data, slot + offset, bytes});
-      payload_.Advance(bytes);
-      offset += bytes;
-    }
+    payload_.Take(ring_.length(ring_.copied_begun()), [&](const MutableSpan& to, size_t offset) {
+      pieces_.push_back({to.data, slot + offset, to.size});
+    });
     if (Status status = ring_.Copy(pieces_); !status.ok()) return status;
   }
   return ring_.Poll();

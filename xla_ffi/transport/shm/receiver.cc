@@ -66,18 +66,14 @@ Status ShmReceiver::Step(Progress* progress) {
 Status ShmReceiver::EmptySlot() {
   const std::byte* slot = slots_.next();
   const uint64_t number = slots_.begun() - first_slot_;
-  size_t offset = in_first_slot_ ? kPayloadOffset : 0;
+  const size_t offset = in_first_slot_ ? kPayloadOffset : 0;
   in_first_slot_ = false;
   const size_t end =
       BytesInSlot(number, slots_.segment().slot_bytes(), offset + payload_.remaining());
   pieces_.clear();
-  while (offset < end && payload_.remaining() > 0) {
-    const MutableSpan to = payload_.Front();
-    const size_t bytes = std::min(to.size, end - offset);
-    pieces_.push_back({to.data, slot + offset, bytes});
-    payload_.Advance(bytes);
-    offset += bytes;
-  }
+  payload_.Take(end - offset, [&](const MutableSpan& to, size_t at) {
+    pieces_.push_back({to.data, slot + offset + at, to.size});
+  });
   return slots_.Begin(pieces_, streaming_);
 }
 

@@ -58,13 +58,9 @@ Status ShmSender::FillSlot() {
   pieces_.clear();
   const size_t end =
       BytesInSlot(number, slots_.segment().slot_bytes(), offset + payload_.remaining());
-  while (offset < end && payload_.remaining() > 0) {
-    const ConstSpan from = payload_.Front();
-    const size_t bytes = std::min(from.size, end - offset);
-    pieces_.push_back({slot + offset, from.data, bytes});
-    payload_.Advance(bytes);
-    offset += bytes;
-  }
+  payload_.Take(end - offset, [&](const ConstSpan& from, size_t at) {
+    pieces_.push_back({slot + offset + at, from.data, from.size});
+  });
   return slots_.Begin(pieces_, /*past_cache=*/false);
 }
 
