@@ -38,6 +38,8 @@ def ties(items: Sequence[Item], steps: Sequence[Step], heavy: Collection[int]) -
     Returns:
       As few ties as keep every heavy operation of a round between a start and the first done.
     """
+    if not heavy:
+        return Ties(frozenset(), {})
     behind: set[int] = set()
     before: dict[tuple[int, ...], tuple[int, ...]] = {}
     window: list[int] = []  # heavy operations of this round that no start has waited for so far
