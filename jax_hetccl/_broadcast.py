@@ -50,20 +50,17 @@ def broadcast(tree: Any, root: int | str = 0) -> Any:
         raise ConfigError(
             f"broadcast: no cluster {root!r}; the clusters are {', '.join(clusters)} (0 to {len(clusters) - 1})"
         )
-    paths, treedef = jax.tree.flatten_with_path(tree)
-    leaves = [leaf for _, leaf in paths]
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
-    refuse_tracers("broadcast", names, leaves)
+    names, leaves, treedef = named_leaves("broadcast", tree)
     batches, name = _agreed(names, leaves, index)
     sharded = {i for batch in batches for i in batch}
     results: list[Any] = [None] * len(leaves)
     mesh = world_mesh()
-    whole = [i for i in range(len(leaves)) if i not in sharded]
-    for i in (
-        i for i in whole if math.prod(np.shape(leaves[i])) == 0
-    ):  # moves nothing; jax 0.11's CPU compiler crashes
-        results[i] = leaves[i] if isinstance(leaves[i], jax.Array) else jnp.asarray(leaves[i])
-    whole = [i for i in whole if results[i] is None]
+    whole = []
+    for i, leaf in enumerate(leaves):
+        if math.prod(np.shape(leaf)) == 0 and i not in sharded:  # moves nothing; jax 0.11's CPU compiler crashes
+            results[i] = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+        elif i not in sharded:
+            whole.append(i)
     if whole:
         everywhere = NamedSharding(mesh, PartitionSpec())
         inputs = [_replicated(_host_value(leaves[i]), everywhere) for i in whole]
@@ -86,7 +83,7 @@ def _agreed(names: list[str], leaves: list[Any], root: int) -> tuple[list[list[i
     said = world.control.meet(
         "broadcast",
         {
-            "items": [f"{name or 'x'} {described(leaf)}" for name, leaf in zip(names, leaves, strict=True)],
+            "items": [described(name, leaf) for name, leaf in zip(names, leaves, strict=True)],
             "root": world.clusters[root].name,
             "refused": [f"leaf {names[i] or 'x'} has the sharding {leaves[i].sharding}" for i in homeless],
             "sharded": mine,
@@ -118,20 +115,24 @@ def _difference(ours: Any, theirs: Any, here: str, there: str) -> str | None:
     return next((f"{a} in {here}, but {b} in {there}" for a, b in pairs if a != b), None)
 
 
-def refuse_tracers(op: str, names: list[str], leaves: list[Any]) -> None:
-    """An error where an operation on values stands inside a program."""
-    for name, leaf in zip(names, leaves, strict=True):
+def named_leaves(op: str, tree: Any) -> tuple[list[str], list[Any], Any]:
+    """The paths, leaves and structure of an operation's argument; an error if the operation, which works on values,
+    stands inside a program."""
+    paths, treedef = jax.tree.flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    for name, (_, leaf) in zip(names, paths, strict=True):
         if isinstance(leaf, Tracer):
             raise UnsupportedError(
                 f"{op}: {name or 'the argument'} is being traced; call hetccl.{op} outside of jit, on arrays. Inside, "
                 "hetccl.sync combines the clusters' arrays."
             )
+    return names, [leaf for _, leaf in paths], treedef
 
 
-def described(leaf: Any) -> str:
-    """The type of a leaf, the same for every way to shard it."""
+def described(name: str, leaf: Any) -> str:
+    """A leaf's path and type, the same for every way to shard it."""
     dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.asarray(leaf).dtype
-    return f"{dtype.name}[{','.join(map(str, np.shape(leaf)))}]"
+    return f"{name or 'x'} {dtype.name}[{','.join(map(str, np.shape(leaf)))}]"
 
 
 def _by_shards(leaves: list[Any], names: list[str], is_root: bool, name: str) -> list[Any]:

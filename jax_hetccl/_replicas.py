@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_hetccl import session
-from jax_hetccl._broadcast import broadcast, described, refuse_tracers
+from jax_hetccl._broadcast import broadcast, described, named_leaves
 from jax_hetccl._errors import MismatchError
 
 
@@ -37,11 +37,8 @@ def check_replicas(tree: Any, resync: bool = False) -> Any:
       >>> hetccl.check_replicas(params)
     """
     world = session.hooks().world
-    paths, _ = jax.tree.flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
-    leaves = [leaf for _, leaf in paths]
-    refuse_tracers("check_replicas", names, leaves)
-    types = [f"{name or 'x'} {described(leaf)}" for name, leaf in zip(names, leaves, strict=True)]
+    names, leaves, _ = named_leaves("check_replicas", tree)
+    types = [described(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
     answers = world.control.meet("replicas", [types, [_checksums(x) for x in leaves]], world.config.arrival_timeout)
     said = [(world.control.members[m].name, v) for m, v in sorted(answers.items())]
     if (found := _first_difference([(name, [(t,) for t in types]) for name, (types, _) in said])) is not None:
