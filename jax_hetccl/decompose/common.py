@@ -49,6 +49,11 @@ class Site:
         return tuple(len(g) for g in self.lanes[0])
 
     @property
+    def alone(self) -> bool:
+        """Whether a lane has one member in each cluster."""
+        return max(self.sizes) == 1
+
+    @property
     def me(self) -> int:
         return self.view.cluster
 
@@ -77,6 +82,11 @@ class Site:
         shape = ",".join(map(str, self.lowering.shape))
         where = f" {self.lowering.name_stack}" if self.lowering.name_stack else ""
         return f"{self.op}/{','.join(self.axes)} {self.lowering.dtype.name}[{shape}]{where}"
+
+    def partial_dtype(self, dtype: np.dtype, alone: bool) -> np.dtype:
+        """In which dtype a cluster's part of a reduction crosses: that in which it is computed, but where no cluster
+        has two ranks that reduce together (``alone``) it is the operand itself, so nothing is lost in its own dtype."""
+        return self.lowering.dtype if alone and not is_packed(self.lowering.dtype) else dtype
 
     # --- operations ---
 

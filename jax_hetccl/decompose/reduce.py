@@ -8,7 +8,9 @@ Local reductions are the vendor's collectives, combining is XLA's arithmetic; an
 * **pieces**, for large payloads of two clusters of one platform: reduce-scatter inside, exchange the own piece with
   the ranks of the other cluster that hold (parts of) it, combine in cluster order, all-gather inside.
 * **owned**, for three clusters and more, and where platforms differ (a CPU flushes denormals, a GPU does not): each
-  element is computed by one cluster and copied by all others, so that every rank ends with the same bits.
+  element is computed by one cluster and copied by all others, so that every rank ends with the same bits. (Between
+  platforms this is for sums; pmax, pmin and reductions in groups may still differ there in the sign of a zero, in
+  denormals and in what a NaN carries.)
 * **central**, where a cluster of one CPU device meets one of one accelerator: as *owned*, but the accelerator computes
   everything. A CPU would need longer to cut, add and join than all bytes need on the way.
 
@@ -28,7 +30,7 @@ import numpy as np
 from jax_hetccl import group_plan, plan
 from jax_hetccl._compat import hlo, ir
 from jax_hetccl._errors import UnsupportedError
-from jax_hetccl.decompose.common import Site, accumulator, is_packed, unpacked
+from jax_hetccl.decompose.common import Site, accumulator, unpacked
 from jax_hetccl.decompose.groups import Grouping
 
 # Below this a second phase costs more than the bytes it saves (one exchange takes tens of microseconds).
@@ -44,7 +46,7 @@ def lower(site: Site, x: ir.Value, params: dict[str, Any]) -> ir.Value:
       params: the primitive's parameters.
 
     Returns:
-      The reduced value, with the same bits on every rank that reduces together.
+      The reduced value, with the same bits on every rank that reduces together (see above for other platforms).
     """
     if 0 in site.lowering.shape:
         return x
@@ -83,7 +85,7 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
 def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     if site.size > 1:
         x = site.lowering.local_reduce(site.op, x, dtype, site.axes)
-    shape, wire = site.lowering.shape, _partial_dtype(site, dtype)
+    shape, wire = site.lowering.shape, site.partial_dtype(dtype, site.alone)
     nbytes = site.elements * wire.itemsize
     way = lambda lane: plan.whole(lane, site.me, nbytes)  # noqa: E731
     return _combined(site, *site.exchange("whole", way, x, [shape] * len(site.others), wire), dtype)
@@ -92,7 +94,7 @@ def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
 def _pieces(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     multiple = math.lcm(*site.sizes)
     total = -(-site.elements // multiple) * multiple
-    shape, wire = (total // site.size,), _partial_dtype(site, dtype)
+    shape, wire = (total // site.size,), site.partial_dtype(dtype, site.alone)
     piece = _scattered(site, x, total, dtype)
     way = lambda lane: plan.pieces(lane, site.me, total * wire.itemsize)  # noqa: E731
     return _gathered(site, _combined(site, *site.exchange("pieces", way, piece, [shape], wire), dtype), total)
@@ -101,7 +103,7 @@ def _pieces(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
 def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     cut = plan.atoms(site.lanes[0], site.elements)
     atoms, others = cut.per_piece(site.size), len(site.others)
-    shape, wire, result = (atoms, cut.part), _partial_dtype(site, dtype), site.lowering.dtype
+    shape, wire, result = (atoms, cut.part), site.partial_dtype(dtype, site.alone), site.lowering.dtype
     piece = site.reshape(_scattered(site, x, cut.elements, dtype), atoms, cut.clusters, cut.part)
     scatter = lambda lane: plan.owned_reduce_scatter(lane, site.me, cut, wire.itemsize)  # noqa: E731
     sent, received = site.exchange("scatter", scatter, piece, [shape] * others, wire)
@@ -117,7 +119,7 @@ def _owned(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
 def _central(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     center = next((c for c, platform in enumerate(site.platforms) if platform != "cpu"), 0)
     computes, shape = site.me == center, site.lowering.shape
-    wire, result = _partial_dtype(site, dtype), unpacked(site.lowering.dtype)
+    wire, result = site.partial_dtype(dtype, site.alone), unpacked(site.lowering.dtype)
     there, back = ([((a, 0), (b, 0))] for a, b in ((1 - center, center), (center, 1 - center)))
     bring = lambda lane: plan.permuted(lane, site.me, site.elements * wire.itemsize, there)  # noqa: E731
     value, received = site.exchange("to the center", bring, x, [shape] if computes else [], wire)
@@ -148,13 +150,6 @@ def _grouped(site: Site, x: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir
 
 def _computes_in(site: Site) -> np.dtype:
     return accumulator(site.lowering.dtype) if site.op == "psum" else unpacked(site.lowering.dtype)
-
-
-def _partial_dtype(site: Site, dtype: np.dtype) -> np.dtype:
-    """In which dtype a cluster's reduced value crosses: with one rank in each cluster that is the operand itself, so
-    nothing is lost in its own dtype."""
-    alone = max(site.sizes) == 1 and not is_packed(site.lowering.dtype)
-    return site.lowering.dtype if alone else dtype
 
 
 def _combined(site: Site, own: ir.Value, others: Sequence[ir.Value], dtype: np.dtype) -> ir.Value:

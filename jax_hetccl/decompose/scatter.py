@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_hetccl import group_plan, plan
 from jax_hetccl._compat import hlo, ir
-from jax_hetccl.decompose.common import Site, accumulator, is_packed, shape_of
+from jax_hetccl.decompose.common import Site, accumulator, shape_of
 from jax_hetccl.decompose.groups import Grouping
 
 
@@ -50,7 +50,7 @@ def _total(site: Site, rows: ir.Value, dtype: np.dtype) -> ir.Value:
     else:
         held = _laid_out(site, rows, widths, dtype)
         held = site.lowering.local_reduce_scatter("psum", held, site.size * where[-1], dtype, site.axes, site.size)
-    wire = site.lowering.dtype if max(site.sizes) == 1 and not is_packed(site.lowering.dtype) else dtype
+    wire = site.partial_dtype(dtype, site.alone)
     width = wire.itemsize
     held, received = site.exchange(
         "chunks",
@@ -89,7 +89,7 @@ def _grouped_total(site: Site, rows: ir.Value, dtype: np.dtype, grouping: Groupi
         return site.lowering.local_reduce_scatter("psum", flat, ranks * m, dtype, site.axes, ranks, grouping.here)
     if any(len(part) > 1 for part in grouping.here):
         rows = site.lowering.local_reduce("psum", rows, dtype, site.axes, grouping.here)
-    wire = site.lowering.dtype if grouping.alone and not is_packed(site.lowering.dtype) else dtype
+    wire = site.partial_dtype(dtype, grouping.alone)
     rows, (received,) = site.exchange(
         "group chunks",
         lambda lane: group_plan.scattered(lane, site.me, grouping.split, m * wire.itemsize),
