@@ -51,7 +51,7 @@ class Config:
       stream_sync: how a GPU's stream waits for the host: `"memops"` (stream memory operations), `"hostfunc"` (host
         functions) or `"auto"` (memops where every device has them).
       on_integer_failure: what happens on a GPU when an exchange of values that have no NaN fails: `"abort"` ends the
-        process with the error, `"raise"` leaves undefined values and raises the error at the next occasion.
+        process with the error, `"raise"` delivers zeros and raises the error at the next occasion.
       slot_kb: size of a staging slot in KB, or None for one that fits the platforms of a pair of ranks.
       slots: staging slots of each direction between two ranks, or None, likewise.
       keep_memory_mb: MB of freed memory that a process of CPU devices keeps for its next step; 0: the system's way.

@@ -251,7 +251,8 @@ def initialize(
       axes: spanning axes: `("data",)`, or `{"data": 8}` if the global size is known.
       local_device_ids: passed on to `jax.distributed.initialize`.
       **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`,
-        `port_range`, `bucket_mb`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
+        `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`, `slots`, `keep_memory_mb`,
+        `secret_file`, `coordinator_external`.
 
     Returns:
       The world.

@@ -29,8 +29,6 @@ from jax_hetccl.plan import Plan
 from jax_hetccl.syncing import shares
 from jax_hetccl.syncing.spec import Spec
 
-# The name of a sync's function in lowered programs.
-OPERATION = "hetccl_sync"
 # How long another cluster may have published other syncs, and not the ones waited for, before that is a difference.
 _GRACE_S = 2.0
 

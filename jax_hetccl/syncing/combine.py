@@ -18,7 +18,7 @@ from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
 from jax_hetccl.decompose.common import accumulator
 from jax_hetccl.syncing.agree import Syncs
-from jax_hetccl.syncing.partition import operation
+from jax_hetccl.syncing.partition import OPERATION, operation
 from jax_hetccl.syncing.spec import Item, Spec
 
 # Where a sync comes from: the program, or its differentiation. Each has layouts of its own.
@@ -143,7 +143,7 @@ class _Rules:
         return {**params, "paths": tuple(params["paths"][i] for i in which), "role": role}
 
 
-_bind = _compat.combining_primitive("hetccl_sync", _Rules())
+_bind = _compat.combining_primitive(OPERATION, _Rules())
 
 
 def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -17,9 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_hetccl import _compat
 from jax_hetccl._errors import HetcclError
 from jax_hetccl._world import World
-from jax_hetccl.syncing.agree import OPERATION, Layout, Syncs
+from jax_hetccl.syncing.agree import Layout, Syncs
 from jax_hetccl.syncing.shard import DEVICES, Shard
 from jax_hetccl.syncing.spec import Spec
+
+# The name of a sync's primitive, and of its function in lowered programs.
+OPERATION = "hetccl_sync"
 
 
 def operation(world: World, syncs: Syncs, spec: Spec) -> Callable[..., Any]:
