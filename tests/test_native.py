@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -452,11 +453,12 @@ print(faults[-1])
 
 
 @pytest.mark.parametrize(("megabytes", "kept"), [("256", True), ("0", False)])
-def test_cpu_clusters_keep_freed_memory_unless_told_otherwise(megabytes: str, kept: bool) -> None:
+def test_cpu_clusters_keep_freed_memory_unless_told_otherwise(megabytes: str, kept: bool, tmp_path: Path) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     result = subprocess.run(
         [sys.executable, "-c", _FAULTS, megabytes],
         env={**own, "JAX_PLATFORMS": "cpu"},
+        cwd=tmp_path,  # `python -c` looks for modules where it starts: it should find those the tests found
         capture_output=True,
         text=True,
         timeout=120,
