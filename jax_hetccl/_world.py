@@ -300,7 +300,9 @@ def form(
       local_device_ids: see `initialize`.
     """
     deadline = time.monotonic() + config.join_timeout
-    stuck = ask_for_queues(_compat.devices_in_use())  # before anything opens the devices
+    # Before anything opens the devices:
+    island.keep_memory(config.keep_memory_mb)
+    stuck = ask_for_queues(_compat.devices_in_use())
     listening, reach = channels.listeners(config)
     with contextlib.ExitStack() as undo:  # if anything fails, the latest first, as `World.close` does
         acceptor = Acceptor(listening)

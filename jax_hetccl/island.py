@@ -140,10 +140,14 @@ def _describe_gpus(local: Sequence[Device]) -> list[dict[str, Any]]:
 def keep_memory(megabytes: float) -> None:
     """Lets the C library keep freed memory for the next step, where XLA takes buffers from it (CPU devices).
 
+    Meant to be called again when the devices are open: before, only `JAX_PLATFORMS` can tell which ones they will be,
+    but then it serves the threads best that XLA makes with them.
+
     Args:
       megabytes: how much at most; 0: nothing is changed.
     """
-    if megabytes and vendor(devices()[0]) == "cpu":
+    platform = vendor(devices()[0]) if _compat.devices_in_use() else getattr(jax.config, "jax_platforms", None)
+    if megabytes and platform == "cpu":
         from jax_hetccl import _native
 
         _native.keep_freed_memory(int(megabytes * (1 << 20)))

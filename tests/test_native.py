@@ -439,10 +439,10 @@ import resource, sys, threading
 from jax_hetccl import island
 
 island.keep_memory(float(sys.argv[1]))
-def second_buffer():  # in an arena of its own, as XLA's threads are
+def second_buffer():  # in a thread, as XLA's buffers are
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-        b"x" * (40 << 20)
+        b"x" * (int(sys.argv[2]) << 20)
         faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
 faults = []
 thread = threading.Thread(target=second_buffer)
@@ -453,10 +453,13 @@ print(faults[-1])
 
 
 @pytest.mark.parametrize(("megabytes", "kept"), [("256", True), ("0", False)])
-def test_cpu_clusters_keep_freed_memory_unless_told_otherwise(megabytes: str, kept: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("buffer_mb", [40, 100])  # above 64 MB an arena of a thread keeps nothing
+def test_cpu_clusters_keep_freed_memory_unless_told_otherwise(
+    megabytes: str, kept: bool, buffer_mb: int, tmp_path: Path
+) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     result = subprocess.run(
-        [sys.executable, "-c", _FAULTS, megabytes],
+        [sys.executable, "-c", _FAULTS, megabytes, str(buffer_mb)],
         env={**own, "JAX_PLATFORMS": "cpu"},
         cwd=tmp_path,  # `python -c` looks for modules where it starts: it should find those the tests found
         capture_output=True,

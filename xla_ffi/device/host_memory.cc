@@ -20,13 +20,14 @@ void PreferHugePages(void* data, size_t bytes) {
 
 bool KeepFreedMemory(size_t bytes) {
 #if defined(__GLIBC__)
-  // The arenas of threads grow by heaps of at most this size; with less room to spare an arena
-  // gives its last heap back whenever that is empty, which for buffers of megabytes is in every
-  // step.
+  // The arenas of threads grow by heaps of at most this size. Larger buffers are always mapped anew
+  // there, so all threads are to share the main arena, which knows no such limit; those that have
+  // taken another one keep it. With less room to spare than a heap an arena gives its last one back
+  // whenever that is empty, which for buffers of megabytes is in every step.
   constexpr int kHeap = 64 << 20;
   const int keep = static_cast<int>(std::min<size_t>(bytes, INT_MAX));
-  return ::mallopt(M_MMAP_THRESHOLD, keep) == 1 && ::mallopt(M_TRIM_THRESHOLD, keep) == 1 &&
-         ::mallopt(M_TOP_PAD, std::min(keep, kHeap)) == 1;
+  return ::mallopt(M_ARENA_MAX, 1) == 1 && ::mallopt(M_MMAP_THRESHOLD, keep) == 1 &&
+         ::mallopt(M_TRIM_THRESHOLD, keep) == 1 && ::mallopt(M_TOP_PAD, std::min(keep, kHeap)) == 1;
 #else
   (void)bytes;
   return false;

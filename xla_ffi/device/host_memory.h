@@ -17,8 +17,9 @@ void PreferHugePages(void* data, size_t bytes);
 // Asks the C library's allocator, for the whole process, to keep up to `bytes` of freed memory for
 // the next step instead of returning it to the system after each one: a buffer of megabytes that is
 // fresh from the system costs more than it takes to fill it. The counterpart for CPU devices of the
-// pools that JAX keeps on GPUs. Returns false, and changes nothing, where the C library is another
-// one than glibc.
+// pools that JAX keeps on GPUs. Serves buffers of any size in threads that begin to allocate later,
+// and buffers below 64 MB in those that have allocated before. Returns false, and changes nothing,
+// where the C library is another one than glibc.
 bool KeepFreedMemory(size_t bytes);
 
 }  // namespace hetccl::device
