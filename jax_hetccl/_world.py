@@ -18,13 +18,15 @@ import jax
 from jax_hetccl import _compat, island
 from jax_hetccl._config import Config, ask_for_queues, resolve
 from jax_hetccl._errors import HetcclError, error_from
-from jax_hetccl.connect import Channels, SegmentFactory, staging
+from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
 from jax_hetccl.failure import FailureMonitor
+from jax_hetccl.gpus import Gpu
 from jax_hetccl.island import ClusterInfo
 from jax_hetccl.rendezvous import channels
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
+from jax_hetccl.routes import Equipment, Routes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,6 +53,7 @@ class World:
       control: messages between all processes.
       engine: the native engine, which owns the data channels.
       size: number of ranks (devices) in all clusters.
+      routes: the ports of all ranks for RDMA.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class World:
         owner: dict[int, int],
         engine: Any,
         acceptor: Acceptor,
+        routes: Routes,
         make_segment: SegmentFactory | None = None,
     ) -> None:
         """Takes over the resources; `initialize` is how to get a world."""
@@ -78,9 +82,11 @@ class World:
         self._rank_of_id = {device.id: first + i for i, device in enumerate(island.devices())}
         self._closed = threading.Event()
         self._monitor = FailureMonitor(engine, control)
-        opener = channels.Opener(config, control)
+        self.routes = routes
+        opener = channels.Opener(config, control, routes.link)
+        ports = {i: rdma_options(config, port) for i, port in enumerate(routes.ports(control.me)) if not port.why_not}
         self._channels = Channels(
-            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged
+            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged, ports
         )
         self._monitor.start()
 
@@ -307,21 +313,32 @@ def form(
         undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
         agree = {"HETCCL_BUCKET_MB": config.bucket_mb, "HETCCL_AXES": sorted(config.axes)}
-        record = {**reach, "versions": versions, "python": sys.version.split()[0], "agree": agree}
+        equipment = Equipment.of(config)
+        record = {
+            **reach,
+            "rdma": equipment.record(),
+            "versions": versions,
+            "python": sys.version.split()[0],
+            "agree": agree,
+        }
         control = join(config, record)
         undo.callback(_end, "closing the control plane", control.close, 1.0)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
         island.keep_memory(config.keep_memory_mb)
-        control.publish("devices", island.describe_devices())
+        mine = island.describe_devices()
+        mine["nics"] = equipment.distances(len(mine["positions"]), [Gpu(**gpu) for gpu in mine["gpus"]])
+        control.publish("devices", mine)
         left = max(deadline - time.monotonic(), 1.0)
-        clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
+        devices = control.collect("devices", timeout=left)
+        clusters, owner = island.assemble(control, devices)
+        routes = Routes(control.members, owner, {index: record["nics"] for index, record in devices.items()})
         if problem := stuck.get(clusters[config.cluster].platform):
             _log.warning("%s: %s", config.member_name, problem)
         engine = engine_factory(config, control)
         if engine is not None:
             undo.callback(_end, "closing the engine", engine.close, _CLOSE_S)
         undo.callback(_end, "closing the acceptor", acceptor.close)  # before the engine it hands channels to
-        world = World(config, control, clusters, owner, engine, acceptor, make_segment)
+        world = World(config, control, clusters, owner, engine, acceptor, routes, make_segment)
         undo.callback(_end, "closing the failure monitor", world._monitor.close)
         if engine is not None:
             _introduce(world)
