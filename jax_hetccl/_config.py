@@ -308,6 +308,28 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
     return Config(**values)
 
 
+def lookup(*names: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Settings of the environment outside of a world, for commands that look at a machine.
+
+    Args:
+      *names: which ones, in lower case.
+      environ: the environment, `os.environ` by default.
+
+    Returns:
+      The values of those that are set.
+
+    Raises:
+      ConfigError: one of them is wrong.
+    """
+    problems: list[str] = []
+    environ = os.environ if environ is None else environ
+    asked = {PREFIX + name.upper() for name in names}
+    values = _gather({}, {variable: text for variable, text in environ.items() if variable in asked}, problems)
+    if problems:
+        raise ConfigError("wrong settings\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return values
+
+
 @dataclasses.dataclass(frozen=True)
 class Queues:
     """How a vendor's driver is told on how many hardware queues it spreads a process's streams.
