@@ -25,7 +25,7 @@ from jax_hetccl.rdma.ports import Gid, Port
 def port(device: str, address: str = "10.0.0.1", **facts) -> Port:
     gid = Gid(3, f"::ffff:{address}", "RoCE v2", "eth0")
     usual = dict(numa=0, pci="0000:17:00.0", dmabuf=True)
-    return Port(device, 1, "ACTIVE", "Ethernet", "IB", 4096, 400.0, 0, gid, **{**usual, **facts})
+    return Port(device, 1, "ACTIVE", "Ethernet", "InfiniBand", 4096, 400.0, 0, gid, **{**usual, **facts})
 
 
 def box(name: str, *ports: Port, gpus: int = 2) -> Machine:
@@ -46,7 +46,7 @@ def test_each_gpu_takes_the_port_beside_it():
         ("a cuda 0", "mlx5_0:1", "the nearest: one PCIe switch between them"),
         ("a cuda 1", "mlx5_1:1", "the nearest: one PCIe switch between them"),
     ]
-    assert rows[0][3] == "device memory: mlx5_0 registers it"
+    assert rows[0][3] == "device memory: if mlx5_0 registers it, which shows when a channel opens; else host"
 
 
 def test_pairs_of_two_machines():
@@ -83,7 +83,7 @@ def test_one_machine_alone_says_what_another_host_would_need():
 
 
 FACT: dict[str, Any] = {
-    "name": "rxe0", "port": 1, "state": "ACTIVE", "link_layer": "Ethernet", "transport": "IB", "active_mtu": 4096,
+    "name": "rxe0", "port": 1, "state": "ACTIVE", "link_layer": "Ethernet", "transport": "InfiniBand", "active_mtu": 4096,
     "speed_gbps": 10.0, "lid": 0, "numa": -1, "pci": "", "dmabuf": False,
     "gids": [{"index": 1, "gid": "0000:0000:0000:0000:0000:ffff:0a4d:0001", "type": "RoCE v2", "netdev": "vethA"}],
 }  # fmt: skip
@@ -95,7 +95,7 @@ def native(monkeypatch) -> list[dict[str, Any]]:
     from jax_hetccl import _native
 
     found = [dict(FACT)]
-    monkeypatch.setattr(_native, "rdma_devices", lambda: found, raising=False)
+    monkeypatch.setattr(_native, "rdma_devices", lambda: found)
     monkeypatch.setattr(machine, "_gpus", lambda: iter(()))
     for name in ("HETCCL_TRANSPORT", "HETCCL_IB_HCA", "HETCCL_IB_GID_INDEX"):
         monkeypatch.delenv(name, raising=False)

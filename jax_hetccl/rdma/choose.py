@@ -164,7 +164,7 @@ def attempts(wanted: str, shm: str, rdma: str) -> tuple[str, ...]:
 
 
 def slots(port: Port, dma_buf: int | None, gpu: bool) -> tuple[str, str]:
-    """Where the slots of a rank on this port lie, and why: `"device"` or `"host"` memory.
+    """Where the slots of a rank on this port will lie, and why: `"device"` or `"host"` memory.
 
     Args:
       port: the port.
@@ -174,7 +174,7 @@ def slots(port: Port, dma_buf: int | None, gpu: bool) -> tuple[str, str]:
     if not gpu:
         return "host", "a CPU's memory is the host's"
     if not port.dmabuf:
-        return "host", f"{port.device} does not register memory of other devices (dma-buf)"
+        return "host", "the installed libibverbs does not register memory of other devices (dma-buf)"
     if dma_buf == 0:
         return "host", "the accelerator does not export its memory (dma-buf)"
-    return "device", f"{port.device} registers it" if dma_buf else f"if {port.device} can register it (tried then)"
+    return "device", f"if {port.device} registers it, which shows when a channel opens; else host"

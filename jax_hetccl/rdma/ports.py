@@ -44,16 +44,16 @@ class Port:
     Attributes:
       device: the device's name, such as `mlx5_0`.
       port: its number, from 1.
-      state: `"ACTIVE"`, `"DOWN"`, …
+      state: `"ACTIVE"`, `"DOWN"`, `"INIT"` or `"ARMED"`.
       link_layer: `"InfiniBand"` or `"Ethernet"`.
-      transport: `"IB"` (also RoCE) or `"iWARP"`.
+      transport: `"InfiniBand"` (RoCE too), `"iWARP"` or `"other"`.
       mtu: bytes of a packet.
       speed: of the link in Gb/s, 0 where unknown.
       lid: its address on InfiniBand.
       gid: the GID to use, None if there is none.
       numa: the NUMA node of the device, -1 where unknown.
       pci: its PCI address; empty where it has none.
-      dmabuf: whether the device registers memory of other devices.
+      dmabuf: whether its library registers memory of other devices; whether it does itself shows when it is tried.
       why_not: what speaks against using it; empty if nothing does.
     """
 
@@ -107,7 +107,7 @@ def from_native(fact: dict[str, Any], allowed: Selection | None, gid_index: int 
 def _why_not(port: Port, gids: list[Gid], allowed: Selection | None, gid_index: int | None) -> str:
     if allowed is not None and not allowed.allows(port.device, port.port):
         return f"HETCCL_IB_HCA={allowed} leaves it out"
-    if port.transport != "IB":
+    if port.transport != "InfiniBand":
         return f"{port.transport} is not supported, only InfiniBand and RoCE"
     if port.state != "ACTIVE":
         return f"it is {port.state}"

@@ -47,7 +47,7 @@ class Record:
     error: int = 0
     text: bytes = b""
 
-    LAYOUT = struct.Struct("<IHHBBBBHHII16sQIIII56s")
+    LAYOUT = struct.Struct("<IHHBBBBHHII16sQIIII192s")
     MAGIC, VERSION = 0x52434348, 1
 
     def pack(self) -> bytes:
@@ -204,6 +204,7 @@ class Receiver(End):
 
     def connect(self) -> None:  # type: ignore[override]
         super().connect(self.mine.slots + GRANTS + 1)
+        self.slots = min(self.mine.slots, self.theirs.slots)
 
     def message(self) -> tuple[bytes, bytes]:
         """The next message: header and payload."""
@@ -225,7 +226,7 @@ class Receiver(End):
         return header, payload
 
     def _slot(self, count: int) -> bytes:
-        return self.memory.read(count, self.taken % self.mine.slots * self.mine.slot_bytes)
+        return self.memory.read(count, self.taken % self.slots * self.mine.slot_bytes)
 
     def _free(self) -> None:
         self.receive(1)
@@ -238,14 +239,14 @@ class Sender(End):
     """The sending end: fills slots, or the memory that the receiver grants."""
 
     def __init__(self, stream: socket.socket, device: str, gid_index: int) -> None:
-        super().__init__(stream, device, gid_index, SENDER, BOARD_BYTES)
+        super().__init__(stream, device, gid_index, SENDER, BOARD_BYTES, slots=32)
         self.sent = self.freed = self.grants_seen = self.grants_filled = 0
         self.direct_bytes = 0
         self.use_slots = False
 
     def connect(self) -> None:  # type: ignore[override]
-        # The other end's slots are known only from its record; so many serve any of them.
-        super().connect(200)
+        super().connect(2 * self.mine.slots + GRANTS + 2)
+        self.slots = min(self.mine.slots, self.theirs.slots)
 
     def send(self, header: bytes, payload: bytes) -> None:
         """Sends one message."""
@@ -270,8 +271,8 @@ class Sender(End):
             at += count
 
     def _slot(self, data: bytes, immediate: tuple[int, int]) -> None:
-        self.until(lambda: self._news() or self.sent < self.freed + self.theirs.slots, "free slot")
-        place = self.theirs.address + self.sent % self.theirs.slots * self.theirs.slot_bytes
+        self.until(lambda: self._news() or self.sent < self.freed + self.slots, "free slot")
+        place = self.theirs.address + self.sent % self.slots * self.theirs.slot_bytes
         self.write(data, place, immediate=immediate)
         self.sent += 1
         self.finish()
