@@ -372,7 +372,7 @@ def test_moved_buffers_are_an_error(engine: _native.Engine, peer: Peer, later: A
 
 def test_bad_arguments_are_errors(engine: _native.Engine) -> None:
     ours, theirs = socket.socketpair()
-    with theirs, pytest.raises(RuntimeError, match='unknown transport "pigeon"; known ones: shm, tcp'):
+    with theirs, pytest.raises(RuntimeError, match='unknown transport "pigeon"; known ones: rdma, shm, tcp'):
         engine.add_channel(local_rank=0, peer_rank=1, outgoing=True, transport="pigeon", fds=[ours.detach()])
     with pytest.raises(RuntimeError, match="slots of 4 KB"):
         _native.make_shm_segment(10, 10)

@@ -28,7 +28,16 @@ ELSEWHERE = "another host, or shared memory would win"
 
 def port(device: str, why_not: str = "") -> Port:
     return Port(
-        device, 1, "ACTIVE", "Ethernet", "InfiniBand", 4096, 100.0, 0, Gid(1, "::ffff:10.0.0.1", "RoCE v2"), why_not=why_not
+        device,
+        1,
+        "ACTIVE",
+        "Ethernet",
+        "InfiniBand",
+        4096,
+        100.0,
+        0,
+        Gid(1, "::ffff:10.0.0.1", "RoCE v2"),
+        why_not=why_not,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import os
 import socket
 import struct
 import time
@@ -59,9 +60,26 @@ class Record:
 
     @classmethod
     def unpack(cls, data: bytes) -> Record:
-        magic, version, size, role, error, mtu, layer, lid, _, qp, psn, gid, address, rkey, flags, nbytes, slots, text = (
-            cls.LAYOUT.unpack(data)
-        )
+        (
+            magic,
+            version,
+            size,
+            role,
+            error,
+            mtu,
+            layer,
+            lid,
+            _,
+            qp,
+            psn,
+            gid,
+            address,
+            rkey,
+            flags,
+            nbytes,
+            slots,
+            text,
+        ) = cls.LAYOUT.unpack(data)
         assert (magic, version, size) == (cls.MAGIC, cls.VERSION, cls.LAYOUT.size)
         return cls(role, mtu, layer, qp, psn, gid, address, rkey, flags, nbytes, slots, lid, error, text.rstrip(b"\0"))
 
@@ -156,7 +174,9 @@ class End:
         kind, value = immediate or (0, 0)
         number = kind << 28 | value & ((1 << 28) - 1)
         sge = SGE(self.scratch.buf + at, len(data), self.scratch.lkey)
-        request = SendWR(opcode=opcode, num_sge=1, sg=[sge], imm_data=socket.htonl(number), send_flags=e.IBV_SEND_SIGNALED)
+        request = SendWR(
+            opcode=opcode, num_sge=1, sg=[sge], imm_data=socket.htonl(number), send_flags=e.IBV_SEND_SIGNALED
+        )
         request.set_wr_rdma(self.theirs.rkey if rkey is None else rkey, address)
         self.qp.post_send(request)
         self.posted += 1
@@ -179,7 +199,7 @@ class End:
             self.poll()
             if time.monotonic() > end:
                 raise TimeoutError(f"no {what} in {WAIT_S:.0f} s")
-            time.sleep(0)  # one CPU: the other end's NIC is a thread of the same kernel
+            os.sched_yield()  # one CPU: the other end's NIC is a thread of the same kernel
 
     def next_immediate(self) -> tuple[int, int]:
         self.until(lambda: self.immediates, "immediate")
@@ -198,7 +218,9 @@ class End:
 class Receiver(End):
     """The receiving end: takes messages out of slots. Grants no memory, so everything comes in slots."""
 
-    def __init__(self, stream: socket.socket, device: str, gid_index: int, slots: int = 4, slot_bytes: int = 4096) -> None:
+    def __init__(
+        self, stream: socket.socket, device: str, gid_index: int, slots: int = 4, slot_bytes: int = 4096
+    ) -> None:
         super().__init__(stream, device, gid_index, RECEIVER, slots * slot_bytes, slots, slot_bytes)
         self.taken = 0
 
@@ -233,6 +255,23 @@ class Receiver(End):
         self.taken += 1
         self.write(struct.pack("<Q", self.taken), self.theirs.address, immediate=(CREDIT, self.taken))
         self.finish()
+
+
+class Grantor(Receiver):
+    """A receiving end that grants memory, with a key that does not open it."""
+
+    def __init__(self, stream: socket.socket, device: str, gid_index: int) -> None:
+        super().__init__(stream, device, gid_index)
+        self.mine.flags = GRANTS_MEMORY
+
+    def grant_with_a_wrong_key(self, nbytes: int) -> None:
+        """Waits for a message's header, and grants memory for its payload."""
+        kind, _ = self.next_immediate()
+        assert kind == HEADER, kind
+        grant = struct.pack("<QII", self.memory.buf, self.memory.rkey ^ 0x5500, nbytes)
+        self.write(
+            grant, self.theirs.address + 64, immediate=(GRANT, 1)
+        )  # what completes, and how, is another question
 
 
 class Sender(End):
