@@ -5,17 +5,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.metadata
-import io
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from jax_hetccl import _compat, island
+from jax_hetccl import _compat, island, tables
 from jax_hetccl._config import Config, ask_for_queues, resolve
 from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
@@ -27,9 +26,6 @@ from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
 from jax_hetccl.routes import Equipment, Routes
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -196,33 +192,8 @@ class World:
 
     def table(self) -> str:
         """Returns the clusters as a table for people."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("cluster", "ranks", "processes", "devices", "jax", title=f"world {self.epoch:016x}")
-        for info in self.clusters:
-            ranks = self.ranks_of_cluster(info.index)
-            here = " (here)" if info.index == self.cluster else ""
-            kinds = f"{info.devices} {info.platform} ({', '.join(info.device_kinds)})"
-            table.add_row(info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version)
-        console = Console(file=io.StringIO(), width=100)
-        console.print(table)
-        if any(info.gpus for info in self.clusters):
-            console.print(self._gpu_table())
-        return console.file.getvalue()  # type: ignore[attr-defined]
-
-    def _gpu_table(self) -> Table:
-        """GPUs by rank, as far as the vendors' bindings show them."""
-        from rich.table import Table
-
-        table = Table("rank", "PCI", "NUMA", "stream memory operations", "dma-buf", "GPUDirect RDMA")
-        for info in self.clusters:
-            for rank, gpu in zip(self.ranks_of_cluster(info.index), info.gpus, strict=False):
-                yes = [
-                    {None: "?", 0: "no"}.get(v, "yes") for v in (gpu.stream_memops, gpu.dma_buf, gpu.gpu_direct_rdma)
-                ]
-                table.add_row(str(rank), gpu.pci or "?", "?" if gpu.numa is None else str(gpu.numa), *yes)
-        return table
+        routed = self.engine.stats()["routed"] if self.engine is not None else []
+        return tables.world(f"world {self.epoch:016x}", self.clusters, self.cluster, self.routes.choices, routed)
 
 
 _lock = threading.RLock()

@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"_config", "exchange", "group_plan"},
     {"rendezvous"},
     {"island", "connect", "routes", "failure", "unready"},
+    {"tables"},
     {"_world"},
     {"agreement"},
     {"decompose", "ordering"},

@@ -16,7 +16,8 @@ import logging, subprocess, sys
 import numpy as np
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec as P
-from jax_hetccl._errors import HetcclError, RendezvousError
+import jax_hetccl as hetccl
+from jax_hetccl._errors import RendezvousError
 from jax_hetccl.rendezvous import channels
 
 me = os.environ["HETCCL_CLUSTER"]
@@ -51,7 +52,7 @@ def together(world, word):
     world.control.collect(word)
 
 def phase(name, **settings):
-    world = w.initialize(axes=("data",), **settings)
+    world = hetccl.initialize(axes=("data",), **settings)
     fine = [collectives(n) for n in (3, 200_000)]
     say(phase=name, fine=fine, transports=sorted(set(world.transports().values())), table=world.table(),
         routed=world.engine.stats()["routed"], warnings=list(warnings), seconds=time.monotonic() - began)
@@ -61,7 +62,7 @@ def phase(name, **settings):
 began = time.monotonic()
 world = phase("forced", transport="rdma")
 together(world, "forced")
-w.shutdown()
+hetccl.shutdown()
 
 two_hosts(True)
 world = phase("auto")
@@ -77,14 +78,14 @@ except Exception as error:
     failed = time.monotonic() - lost
     until(lambda: world.failure is not None)
     say(error=str(error), kind=type(world.failure).__name__, agreed=str(world.failure), seconds=failed)
-w.shutdown()
+hetccl.shutdown()
 
 warnings.clear()
 world = phase("without the link")
 together(world, "without")
-w.shutdown()
+hetccl.shutdown()
 try:
-    w.initialize(axes=("data",), transport="rdma")
+    hetccl.initialize(axes=("data",), transport="rdma")
     w.world().ensure_channels([(0, 1), (1, 0)])
     say(error="none")
 except RendezvousError as error:
@@ -94,7 +95,7 @@ if me == "left":
     subprocess.run(["ip", "link", "set", "vethA", "up"], check=True)
     time.sleep(1)
 together(w.world(), "up")
-w.shutdown()
+hetccl.shutdown()
 
 world = phase("with the link again")
 together(world, "again")
@@ -108,7 +109,7 @@ except Exception as error:
     failed = time.monotonic() - lost
     until(lambda: world.failure is not None)
     say(error=str(error), kind=type(world.failure).__name__, seconds=failed)
-w.shutdown()
+hetccl.shutdown()
 """
 
 

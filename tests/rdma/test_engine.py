@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from native_calls import EPOCH, HEADER, add_plan, check, empty_chain, header, swap, swap_and_check
 
+from harness.process import IN_PLACE
 from jax_hetccl import _native, session
 
-ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 3.0
 
 
@@ -207,7 +207,7 @@ def test_the_limit_of_locked_memory_names_itself_and_what_to_do() -> None:
     result = subprocess.run(
         ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock",
          "prlimit", "--memlock=65536:65536", sys.executable, "-c", _LOCKED],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*IN_PLACE, str(Path(__file__).parent)])},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
