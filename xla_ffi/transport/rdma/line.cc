@@ -33,8 +33,8 @@ void Line::Refuse(Role role, const Status& status) {
 }
 
 void Line::OnReady() {
-  link_.Read();
-  queue_pair_->ReadEvents();
+  // The two descriptors become ready one by one, each with a call of this.
+  if (!queue_pair_->ReadEvent()) link_.Read();
 }
 
 Status Line::Poll(std::vector<Completion>* completions) {
@@ -47,12 +47,6 @@ Status Line::Poll(std::vector<Completion>* completions) {
   uint32_t receives = 0;
   for (const Completion& completion : *completions) receives += completion.receive ? 1 : 0;
   return receives > 0 ? queue_pair_->PostReceives(receives) : Status();
-}
-
-Status Line::Arm() {
-  link_.Read();
-  queue_pair_->ReadEvents();
-  return queue_pair_->Arm();
 }
 
 bool Line::Quiet() {

@@ -48,8 +48,6 @@ class Line {
   // What has ended since the last call; each receive is posted anew. No error if the peer is gone
   // anyway: link() tells.
   Status Poll(std::vector<Completion>* completions);
-  // Arms the completion queue; true if something has ended already, or is wrong.
-  Status Arm();
   // Gives up, in several calls: true once the NIC touches nothing of this channel any more.
   bool Quiet();
   // Takes the queue pair away from the NIC, before the memory that it knows. Idempotent.

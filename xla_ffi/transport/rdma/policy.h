@@ -17,9 +17,10 @@ inline constexpr size_t kDirectFrom = 128 << 10;
 inline constexpr size_t kDirectSpan = 32 << 10;
 // So much is registered at once: the first bytes move while the rest is registered.
 inline constexpr size_t kRegisterBytes = 16 << 20;
-// Of one grant, and so of one write: enough for full speed, and little enough that both sides
-// notice progress.
-inline constexpr size_t kGrantBytes = 1 << 20;
+// Of one write: enough for full speed, and little enough to leave the NIC to other channels.
+inline constexpr size_t kWriteBytes = 1 << 20;
+// Of one grant. Only its last write wakes the two sides.
+inline constexpr size_t kGrantBytes = 4 << 20;
 // Slots of a side that moves everything large without them.
 inline constexpr size_t kHostSlotBytes = 256 << 10;
 static_assert(kHostSlotBytes >= kDirectFrom + 4096);

@@ -16,8 +16,8 @@ namespace {
 
 // A header and 64 bytes of payload.
 constexpr uint32_t kInlineBytes = kPayloadOffset + 64;
-constexpr uint64_t kReceiveId = 1;
-constexpr uint64_t kWriteId = 0;
+constexpr uint64_t kReceiveId = ~uint64_t{0};  // others are numbers of writes
+constexpr int kPolled = 16;                    // completions at once
 constexpr uint8_t kHopLimit = 64;
 // The peer has receives posted for all that may come; if not, it broke the protocol, and some
 // tenths of a second are enough to tell.
@@ -159,11 +159,11 @@ Status QueuePair::Post(const Write& write) {
   abi::Sge piece = {reinterpret_cast<uint64_t>(write.from), static_cast<uint32_t>(write.bytes),
                     write.lkey};
   abi::SendWr request = {};
-  request.wr_id = kWriteId;
+  request.wr_id = posted_;
   request.sg_list = &piece;
   request.num_sge = write.bytes > 0 ? 1 : 0;
   request.opcode = write.has_immediate ? abi::kWrRdmaWriteWithImm : abi::kWrRdmaWrite;
-  request.send_flags = abi::kSendSignaled;
+  if (write.told) request.send_flags |= abi::kSendSignaled;
   if (write.bytes <= inline_bytes_) request.send_flags |= abi::kSendInline;
   request.imm_data = htonl(write.immediate);
   request.rdma.remote_addr = write.to;
@@ -172,7 +172,7 @@ Status QueuePair::Post(const Write& write) {
   if (int error = device_->context()->ops.post_send(qp_, &request, &bad)) {
     return InternalError(ErrnoMessage(where_ + ": posting a write", error));
   }
-  ++writes_;
+  ++posted_;
   return Status();
 }
 
@@ -189,42 +189,57 @@ Status QueuePair::PostReceives(uint32_t count) {
   return Status();
 }
 
+// A write's completion stands for those before it that do not tell.
+bool QueuePair::Count(const abi::Wc& wc, uint64_t* writes) {
+  *writes = 0;
+  if (wc.wr_id == kReceiveId) {
+    --receives_;
+    return true;
+  }
+  *writes = wc.wr_id + 1 - ended_;
+  ended_ = wc.wr_id + 1;
+  return false;
+}
+
 Status QueuePair::Poll(std::vector<Completion>* completions) {
   if (!error_.ok()) return error_;
-  abi::Wc wcs[16];
-  while (true) {
-    const int count = device_->context()->ops.poll_cq(cq_, 16, wcs);
+  abi::Wc wcs[kPolled];
+  int count = kPolled;
+  while (count == kPolled) {
+    count = device_->context()->ops.poll_cq(cq_, kPolled, wcs);
     if (count < 0) {
       error_ = InternalError(where_ + ": polling the completion queue failed");
       return error_;
     }
     for (int i = 0; i < count; ++i) {
       const abi::Wc& wc = wcs[i];
-      const bool receive = wc.wr_id == kReceiveId;
-      --(receive ? receives_ : writes_);
-      if (wc.status != abi::kWcSuccess) {
+      uint64_t writes = 0;
+      const bool receive = Count(wc, &writes);
+      if (wc.status == abi::kWcSuccess) {
+        completions->push_back({receive, receive ? ntohl(wc.imm_data) : 0, writes});
+      } else if (error_.ok()) {
         // The first one tells the reason; it flushes the others.
-        if (error_.ok()) error_ = CompletionError(wc.status, wc.vendor_err, where_);
-        continue;
+        error_ = CompletionError(wc.status, wc.vendor_err, where_);
       }
-      completions->push_back({receive, receive ? ntohl(wc.imm_data) : 0});
     }
     if (!error_.ok()) return error_;
-    if (count < 16) return Status();
   }
+  return Status();
 }
 
 Status QueuePair::Arm() {
   const int error = device_->context()->ops.req_notify_cq(cq_, 0);
+  armed_ = true;
   return error == 0 ? Status() : InternalError(ErrnoMessage(where_ + ": arming", error));
 }
 
-void QueuePair::ReadEvents() {
+bool QueuePair::ReadEvent() {
   abi::Cq* cq = nullptr;
   void* unused = nullptr;
-  unsigned count = 0;
-  while (device_->verbs().get_cq_event(channel_, &cq, &unused) == 0) ++count;
-  if (count > 0) device_->verbs().ack_cq_events(cq_, count);
+  if (!armed_ || device_->verbs().get_cq_event(channel_, &cq, &unused) != 0) return false;
+  armed_ = false;
+  device_->verbs().ack_cq_events(cq_, 1);
+  return true;
 }
 
 void QueuePair::Stop() {
@@ -235,13 +250,14 @@ void QueuePair::Stop() {
 }
 
 bool QueuePair::Drained() {
-  abi::Wc wcs[16];
-  int count = 0;
-  do {
-    count = device_->context()->ops.poll_cq(cq_, 16, wcs);
-    for (int i = 0; i < count; ++i) --(wcs[i].wr_id == kReceiveId ? receives_ : writes_);
-  } while (count == 16);
-  return writes_ == 0 && receives_ == 0;
+  abi::Wc wcs[kPolled];
+  int count = kPolled;
+  while (count == kPolled) {
+    count = device_->context()->ops.poll_cq(cq_, kPolled, wcs);
+    uint64_t unused = 0;
+    for (int i = 0; i < count; ++i) (void)Count(wcs[i], &unused);
+  }
+  return writes() == 0 && receives_ == 0;
 }
 
 }  // namespace hetccl::transport::rdma

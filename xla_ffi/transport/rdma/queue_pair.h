@@ -19,6 +19,7 @@ namespace hetccl::transport::rdma {
 struct Completion {
   bool receive;
   uint32_t immediate;  // of a receive
+  uint64_t writes;     // that have ended with this one, else
 };
 
 struct Write {
@@ -29,6 +30,8 @@ struct Write {
   uint32_t rkey;
   bool has_immediate = false;
   uint32_t immediate = 0;
+  // Whether its end is told by itself, and not only with that of a later one.
+  bool told = true;
 };
 
 // Used by one thread at a time. The completion queue is the channel's own: its completions never
@@ -54,15 +57,16 @@ class QueuePair {
   // Requires room() > 0. The memory must stay until the write has completed, unless it is at most
   // inline_bytes().
   Status Post(const Write& write);
-  size_t room() const { return depths_.writes - writes_; }
+  size_t room() const { return depths_.writes - writes(); }
   size_t inline_bytes() const { return inline_bytes_; }
   Status PostReceives(uint32_t count);
 
   // Appends what has ended. An error names device and reason, and stays: nothing moves any more.
   Status Poll(std::vector<Completion>* completions);
-  // Makes fd() readable at the next completion.
+  // Makes fd() readable at the next completion, once.
   Status Arm();
-  void ReadEvents();
+  // Takes that back; false if there was nothing to read.
+  bool ReadEvent();
   int fd() const { return channel_->fd; }
 
   // Gives up: the NIC ends what it was told, in error, and takes nothing of the peer's any more.
@@ -70,7 +74,7 @@ class QueuePair {
   // Whether the NIC has nothing left to do, neither here nor for the peer. After Stop; polls.
   bool Drained();
   // Writes that have not completed.
-  size_t writes() const { return writes_; }
+  size_t writes() const { return static_cast<size_t>(posted_ - ended_); }
   // "rdma rxe0 port 1"
   const std::string& where() const { return where_; }
 
@@ -78,6 +82,8 @@ class QueuePair {
   QueuePair(std::shared_ptr<Device> device, const Options& options, const Depths& depths);
   Status Create();
   Status Initialize();
+  // Counts what has ended, and says how many writes that were; true if it was a receive.
+  bool Count(const abi::Wc& wc, uint64_t* writes);
 
   const std::shared_ptr<Device> device_;
   const Options options_;
@@ -87,8 +93,10 @@ class QueuePair {
   abi::Cq* cq_ = nullptr;
   abi::Qp* qp_ = nullptr;
   size_t inline_bytes_ = 0;
-  size_t writes_ = 0;
+  uint64_t posted_ = 0;  // writes
+  uint64_t ended_ = 0;
   size_t receives_ = 0;
+  bool armed_ = false;
   bool stopped_ = false;
   Status error_;
 };

@@ -247,7 +247,7 @@ Status RdmaReceiver::SendCredit() {
 }
 
 bool RdmaReceiver::ArmDoorbell() {
-  if (!line_.Arm().ok() || line_.link().peer() != PeerState::kAlive) return true;
+  if (!line_.queue_pair().Arm().ok() || line_.link().peer() != PeerState::kAlive) return true;
   const size_t before = arrived_.size();
   // An error shows again in the next step.
   if (!Poll().ok()) return true;

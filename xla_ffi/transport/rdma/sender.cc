@@ -80,12 +80,14 @@ Status RdmaSender::Poll(Progress* progress) {
       if (Status status = Take(completion.immediate); !status.ok()) return status;
       continue;
     }
-    const Piece piece = in_flight_.front();
-    in_flight_.pop_front();
-    source_.Completed(piece);
-    if (piece.bytes == 0 || piece.staged) continue;
-    --reading_;
-    progress->bytes += piece.bytes;
+    for (uint64_t i = 0; i < completion.writes; ++i) {
+      const Piece piece = in_flight_.front();
+      in_flight_.pop_front();
+      source_.Completed(piece);
+      if (piece.bytes == 0 || piece.staged) continue;
+      --reading_;
+      progress->bytes += piece.bytes;
+    }
   }
   return Status();
 }
@@ -206,12 +208,14 @@ RdmaSender::Target RdmaSender::NextTarget() const {
 Status RdmaSender::PostPiece(const Target& target, bool last_has_immediate, Progress* progress,
                              bool* posted) {
   Piece piece;
-  if (Status status = source_.Next(target.bytes, &piece); !status.ok()) return status;
+  const size_t limit = std::min(target.bytes, kWriteBytes);
+  if (Status status = source_.Next(limit, &piece); !status.ok()) return status;
   if (piece.bytes == 0) return Status();
   const bool last = piece.bytes == target.bytes;
   Write write = {piece.data, piece.lkey, piece.bytes, target.address, target.rkey};
   write.has_immediate = last && last_has_immediate;
   write.immediate = Pack(target.kind, target.value);
+  write.told = last || piece.ends_slot;
   if (Status status = PostWrite(write, piece); !status.ok()) return status;
   source_.Posted(piece);
   if (piece.staged) {
@@ -239,7 +243,7 @@ Status RdmaSender::PostWrite(const Write& write, const Piece& piece) {
 }
 
 bool RdmaSender::ArmDoorbell() {
-  if (!line_.Arm().ok() || line_.link().peer() != PeerState::kAlive) return true;
+  if (!line_.queue_pair().Arm().ok() || line_.link().peer() != PeerState::kAlive) return true;
   Progress progress;
   const bool begun = peer_has_begun_;
   const size_t grants = grants_.size();
