@@ -227,9 +227,9 @@ def initialize(
       secret: the job's secret; needed unless the coordinator is a loopback address.
       axes: spanning axes: `("data",)`, or `{"data": 8}` if the global size is known.
       local_device_ids: passed on to `jax.distributed.initialize`.
-      **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`,
-        `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`, `slots`, `keep_memory_mb`,
-        `secret_file`, `coordinator_external`.
+      **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`, `ib_hca`, `ib_gid_index`,
+        `ib_tc`, `ib_timeout`, `ib_retry_cnt`, `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`,
+        `slots`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
 
     Returns:
       The world.
