@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+from collections.abc import Mapping
 from typing import Any, Self
 
 from jax_hetccl.rdma.hca import Selection
@@ -87,7 +88,7 @@ class Port:
         return cls(**{**record, "gid": None if gid is None else Gid(**gid)})
 
 
-def from_native(fact: dict[str, Any], allowed: Selection | None, gid_index: int | None) -> Port:
+def from_native(fact: Mapping[str, Any], allowed: Selection | None, gid_index: int | None) -> Port:
     """Reads one entry of `_native.rdma_devices()` and judges it.
 
     Args:
