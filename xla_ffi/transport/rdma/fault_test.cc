@@ -268,10 +268,13 @@ TEST_F(Fault, APeerThatCannotSaysWhy) {
   sockets.push_back(std::move(there_));
   Options wrong = ports_[1];
   wrong.device = "no_such_nic";
-  const Status theirs = MakeReceiver(std::move(sockets), space_, {}, wrong, &receiver_);
+  Status theirs;
+  std::thread other(
+      [&] { theirs = MakeReceiver(std::move(sockets), space_, {}, wrong, &receiver_); });
+  const Status ours = MakeOurSender();
+  other.join();
   ASSERT_FALSE(theirs.ok());
   EXPECT_NE(theirs.message().find("known ones"), std::string::npos) << theirs.message();
-  const Status ours = MakeOurSender();
   ASSERT_FALSE(ours.ok());
   EXPECT_NE(ours.message().find("no_such_nic"), std::string::npos) << ours.message();
 }
@@ -297,10 +300,8 @@ TEST_F(Fault, AfterGivingUpTheNicLeavesTheMemoryAlone) {
     ASSERT_TRUE(receiver_->Peek(&header).ok());
   }
   receiver_->Accept({{received.data(), received.size()}});
-  while (in.bytes == 0 && Clock::now() < deadline) {
-    ASSERT_TRUE(receiver_->Step(&in).ok());
-    ASSERT_TRUE(sender_->Step(&out).ok());
-  }
+  // The sender is told where to write, and no sooner begins than the receiver has given up.
+  ASSERT_TRUE(receiver_->Step(&in).ok());
   ASSERT_FALSE(in.done);
   while (!receiver_->Quiet() && Clock::now() < deadline) std::this_thread::yield();
   std::fill(received.begin(), received.end(), std::byte{9});

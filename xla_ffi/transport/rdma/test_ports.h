@@ -22,6 +22,7 @@ inline std::vector<Options> TestPorts(std::string* why_not) {
     options.device = port.name;
     options.port = port.port;
     options.timeout = 14;
+    options.retry_count = 3;
     for (const GidInfo& gid : port.gids) {
       const bool ipv4 = gid.gid.rfind("0000:0000:0000:0000:0000:ffff:", 0) == 0;
       if (gid.type == "RoCE v2" && ipv4) options.gid_index = gid.index;
