@@ -111,8 +111,12 @@ Status Agree(int socket, const Status& mine) {
   if (Status status = Send(socket, verdict.data(), verdict.size()); !status.ok()) {
     return mine.ok() ? status : mine;
   }
-  if (!mine.ok()) return mine;
   char theirs = 0;
+  if (!mine.ok()) {
+    // Closing while the peer still sends would make a TCP drop what it was told.
+    (void)Receive(socket, &theirs, 1, "").ok();
+    return mine;
+  }
   if (Status status = Receive(socket, &theirs, 1, "say that RDMA works"); !status.ok()) {
     return status;
   }
@@ -130,8 +134,10 @@ Status Agree(int socket, const Status& mine) {
 
 Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, const void* probe,
                  uint32_t probe_lkey, EndpointRecord* theirs) {
-  if (Status status = Send(socket, &mine, sizeof(mine)); !status.ok()) return status;
+  // A peer that refuses may have closed already, and its reason is worth more than that.
+  const Status sent = Send(socket, &mine, sizeof(mine));
   Status status = Receive(socket, theirs, sizeof(*theirs), "send its endpoint record");
+  if (!sent.ok() && !status.ok()) return sent;
   if (status.ok()) status = CheckRecord(*theirs, mine.role);
   if (!status.ok()) return status;
   status = queue_pair->Connect(mine, *theirs);
@@ -157,7 +163,10 @@ void Refuse(int socket, Role mine, const std::string& reason) {
   record.role = mine;
   record.error = 1;
   std::memcpy(record.text, reason.data(), std::min(reason.size(), sizeof(record.text) - 1));
-  (void)Send(socket, &record, sizeof(record)).ok();
+  EndpointRecord theirs;
+  if (!Send(socket, &record, sizeof(record)).ok()) return;
+  // As above, so that the reason arrives.
+  (void)Receive(socket, &theirs, sizeof(theirs), "").ok();
 }
 
 }  // namespace hetccl::transport::rdma

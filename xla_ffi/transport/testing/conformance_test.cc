@@ -17,6 +17,7 @@
 #include "xla_ffi/common/clock.h"
 #include "xla_ffi/device/host_space.h"
 #include "xla_ffi/transport/rdma/factory.h"
+#include "xla_ffi/transport/rdma/test_ports.h"
 #include "xla_ffi/transport/shm/factory.h"
 #include "xla_ffi/transport/span_cursor.h"
 #include "xla_ffi/transport/tcp/factory.h"
@@ -84,34 +85,9 @@ Pair ShmPair(uint32_t slot_bytes, uint32_t slots) {
   return pair;
 }
 
-// Two NICs that reach each other: the first two active ones, or one that talks to itself.
-std::vector<rdma::Options> RdmaEnds(std::string* why_not) {
-  std::vector<rdma::PortInfo> ports;
-  const Status status = rdma::ListPorts(&ports);
-  if (!status.ok()) *why_not = status.message();
-  std::vector<rdma::Options> ends;
-  for (const rdma::PortInfo& port : ports) {
-    if (port.state != "ACTIVE" || port.transport != "InfiniBand") continue;
-    rdma::Options end;
-    end.device = port.name;
-    end.port = port.port;
-    end.timeout = 14;
-    for (const rdma::GidInfo& gid : port.gids) {
-      // An IPv4 address within IPv6.
-      if (gid.type != "RoCE v2" || gid.gid.rfind("0000:0000:0000:0000:0000:ffff:", 0) != 0)
-        continue;
-      end.gid_index = gid.index;
-    }
-    ends.push_back(end);
-  }
-  if (ends.empty() && why_not->empty()) *why_not = "no InfiniBand or RoCE port is active";
-  if (ends.size() == 1) ends.push_back(ends[0]);
-  return ends;
-}
-
 Pair RdmaPair(const Staging& staging) {
   std::string why_not;
-  const std::vector<rdma::Options> ends = RdmaEnds(&why_not);
+  const std::vector<rdma::Options> ends = rdma::TestPorts(&why_not);
   if (ends.empty()) return {};
   auto [a, b] = UnixPair();
   std::vector<UniqueFd> left, right;
@@ -178,7 +154,7 @@ class Conformance : public ::testing::TestWithParam<Transport> {
   void SetUp() override {
     if (pair_.sender != nullptr || GetParam().name.rfind("rdma", 0) != 0) return;
     std::string why_not;
-    if (RdmaEnds(&why_not).empty()) GTEST_SKIP() << why_not;
+    if (rdma::TestPorts(&why_not).empty()) GTEST_SKIP() << why_not;
     FAIL() << "no channel";
   }
 
