@@ -140,7 +140,8 @@ class End:
         attributes.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
         self.qp.to_rtr(attributes)
         attributes.sq_psn = self.mine.packet_number
-        attributes.timeout, attributes.retry_cnt, attributes.rnr_retry, attributes.max_rd_atomic = 14, 7, 7, 1
+        attributes.timeout, attributes.rnr_retry, attributes.max_rd_atomic = 14, 7, 1
+        attributes.retry_cnt = 6  # software RoCE takes 7 for without end
         self.qp.to_rts(attributes)
         self.stream.sendall(b"R")
         assert self.read(1) == b"R"

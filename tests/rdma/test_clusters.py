@@ -115,7 +115,7 @@ hetccl.shutdown()
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job("left:1,right:1", SCRIPT, tmp_path, HETCCL_IB_TIMEOUT="14", HETCCL_TIMEOUT="20")
+    made = Job("left:1,right:1", SCRIPT, tmp_path, HETCCL_IB_TIMEOUT="14", HETCCL_IB_RETRY_CNT="6", HETCCL_TIMEOUT="20")
     yield made
     made.kill()
 
