@@ -16,7 +16,7 @@ MODULES = {
 
 # Bottom to top. A module may import lower layers and its own group; groups of one layer do not know each other.
 LAYERS: list[set[str]] = [
-    {"_errors", "_secret", "_values", "_compat", "_native", "gpus", "plan"},
+    {"_errors", "_secret", "_host", "_values", "_compat", "_native", "gpus", "plan"},
     {"rdma"},
     {"_config", "exchange", "group_plan"},
     {"rendezvous"},

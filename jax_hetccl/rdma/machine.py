@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from jax_hetccl import gpus
+from jax_hetccl._host import boot_id
 from jax_hetccl.rdma import choose, discover
 from jax_hetccl.rdma.choose import Choice, Link, NoLink, Seat
 from jax_hetccl.rdma.hca import Selection
@@ -88,7 +88,7 @@ def this_machine(allowed: Selection | None = None, gid_index: int | None = None)
         discover.distances(found.ports, discover.place_of_pci(accelerator.pci, accelerator.numa))
         for accelerator in accelerators
     )
-    return Machine(socket.gethostname(), _boot(), accelerators, found.ports, found.missing, rows)
+    return Machine(socket.gethostname(), boot_id(), accelerators, found.ports, found.missing, rows)
 
 
 def _gpus() -> Iterator[Accelerator]:
@@ -99,13 +99,6 @@ def _gpus() -> Iterator[Accelerator]:
                 yield Accelerator(f"{platform} {gpu.ordinal}", gpu.pci or "", numa, gpu.dma_buf)
         except gpus.BindingsError:  # the doctor says which extra is missing
             continue
-
-
-def _boot() -> str:
-    try:
-        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 @dataclasses.dataclass(frozen=True)

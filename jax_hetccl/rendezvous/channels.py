@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from jax_hetccl._config import Config, is_loopback
 from jax_hetccl._errors import RendezvousError
+from jax_hetccl._host import boot_id
 from jax_hetccl.rdma import choose
 from jax_hetccl.rdma.choose import Link, NoLink
 from jax_hetccl.rendezvous import addresses, handshake
@@ -47,15 +48,6 @@ def listeners(config: Config) -> tuple[list[socket.socket], dict[str, Any]]:
     unix.listen(128)
     record = {"data": [address, tcp.getsockname()[1]], "unix": name, "boot": boot_id(), "uid": os.getuid()}
     return [tcp, unix], record
-
-
-def boot_id() -> str:
-    """Identifies this running kernel; empty if it does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 class Opened(NamedTuple):
