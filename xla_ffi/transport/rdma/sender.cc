@@ -45,9 +45,7 @@ Status RdmaSender::Allocate(device::Space& space, const Staging& staging, Endpoi
   return source_.Make(line_.device(), space, slots);
 }
 
-Route RdmaSender::route() const {
-  return line_.RouteWith(SlotsPlace(source_.addressable()), source_.copied());
-}
+Route RdmaSender::route() const { return line_.RouteWith(source_.place(), source_.copied()); }
 
 uint64_t RdmaSender::slot_address(uint64_t number) const {
   const EndpointRecord& theirs = line_.theirs();
