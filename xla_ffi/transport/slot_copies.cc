@@ -1,11 +1,18 @@
 #include "xla_ffi/transport/slot_copies.h"
 
+#include <utility>
+
 namespace hetccl::transport {
 
 Status SlotCopies::Make(device::Space& space, device::Direction direction, size_t slot_bytes,
                         uint64_t slots) {
   entries_.resize(slots);
   return space.MakeCopier(direction, slot_bytes, &copier_);
+}
+
+void SlotCopies::Make(std::unique_ptr<device::Copier> copier, uint64_t slots) {
+  entries_.resize(slots);
+  copier_ = std::move(copier);
 }
 
 Status SlotCopies::Begin(const std::vector<device::CopyPiece>& pieces, bool past_cache) {

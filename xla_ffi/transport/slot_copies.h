@@ -16,6 +16,7 @@ namespace hetccl::transport {
 class SlotCopies {
  public:
   Status Make(device::Space& space, device::Direction direction, size_t slot_bytes, uint64_t slots);
+  void Make(std::unique_ptr<device::Copier> copier, uint64_t slots);
 
   // Slots begun, and those of them whose copy has ended.
   uint64_t begun() const { return begun_; }

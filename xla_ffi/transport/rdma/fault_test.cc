@@ -150,6 +150,9 @@ class Fault : public ::testing::Test {
   // Moves one message; false if an error came.
   bool Move(const std::vector<std::byte>& bytes, std::vector<std::byte>* received) {
     Begin(bytes);
+    return Finish(received);
+  }
+  bool Finish(std::vector<std::byte>* received) {
     Progress out, in;
     const WireHeader* header = nullptr;
     const TimePoint deadline = Clock::now() + kPatience;
@@ -394,6 +397,22 @@ TEST_F(Fault, NothingLargeIsCopied) {
   EXPECT_EQ(sender_->route().device, ports_[0].device);
 }
 
+TEST_F(Fault, ManySpansDoNotFillTheQueue) {
+  MakeBoth();
+  std::vector<std::byte> bytes(24 << 20), received(bytes.size());
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 >> 4);
+  ConstPayload spans;
+  for (size_t at = 0; at < bytes.size(); at += 33000) {
+    spans.push_back({&bytes[at], std::min<size_t>(33000, bytes.size() - at)});
+  }
+  WireHeader header = MakeHeader(MessageType::kData);
+  header.payload_bytes = bytes.size();
+  sender_->Begin(header, std::move(spans));
+  ASSERT_TRUE(Finish(&received));
+  EXPECT_TRUE(received == bytes);
+  EXPECT_EQ(sender_->route().copied, 0u);
+}
+
 TEST_F(Fault, SlotsMayLieInADmabuf) {
   constexpr size_t kBytes = 4 * 4096;
   UniqueFd maker(::open("/dev/udmabuf", O_RDWR | O_CLOEXEC));
@@ -410,16 +429,18 @@ TEST_F(Fault, SlotsMayLieInADmabuf) {
   void* mapped = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, memfd.get(), 0);
   ASSERT_NE(mapped, MAP_FAILED);
   const auto* memory = static_cast<const std::byte*>(mapped);
+  std::shared_ptr<Device> device;
+  ASSERT_TRUE(Device::Open(ports_[1].device, &device).ok());
   std::shared_ptr<Registration> registration;
-  Status registered;
   constexpr uint64_t kAddress = 0x10000000;  // only the NIC knows it by this
-  MakeWithHandMade(8, [&](HandMade* peer) {
-    registered = peer->line().device()->RegisterDmabuf(
-        dmabuf.get(), 0, kBytes, kAddress, abi::kAccessLocalWrite | abi::kAccessRemoteWrite,
-        &registration);
-    ASSERT_TRUE(registered.ok()) << registered.message();
-    peer->SetSlots(kAddress, registration->rkey());
-  });
+  const Status registered =
+      device->RegisterDmabuf(dmabuf.get(), 0, kBytes, kAddress,
+                             abi::kAccessLocalWrite | abi::kAccessRemoteWrite, &registration);
+  if (!registered.ok() && registered.message().find("not supported") != std::string::npos) {
+    GTEST_SKIP() << registered.message();
+  }
+  ASSERT_TRUE(registered.ok()) << registered.message();
+  MakeWithHandMade(8, [&](HandMade* peer) { peer->SetSlots(kAddress, registration->rkey()); });
   std::vector<std::byte> bytes(3000);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
   Begin(bytes);

@@ -59,8 +59,4 @@ Route Line::RouteWith(std::string slots, uint64_t copied) const {
   return {options_.device, options_.port, std::move(slots), copied};
 }
 
-std::string SlotsPlace(bool addressable) {
-  return addressable ? "host memory" : "pinned host memory";
-}
-
 }  // namespace hetccl::transport::rdma

@@ -21,9 +21,6 @@
 
 namespace hetccl::transport::rdma {
 
-// Where slots lie, and why there, for people.
-std::string SlotsPlace(bool addressable);
-
 // Used by one thread at a time.
 class Line {
  public:

@@ -10,6 +10,8 @@ namespace {
 
 // Credits, grants, and a word that slots are to be used.
 constexpr uint32_t kWrites = 64;
+// Two for a run of grants that wraps around, one for a credit, one to say that slots are used.
+constexpr size_t kKeptRoom = 4;
 // A credit for each slot would be a packet for each; fewer than this many slots wait for one.
 constexpr uint64_t kCreditFraction = 4;
 
@@ -24,11 +26,13 @@ Status RdmaReceiver::Open(device::Space& space, const Staging& staging) {
   }
   Status status = line_.Meet(mine, &board_.unused, board_registration_->lkey());
   if (!status.ok()) return status;
+  if (on_device()) device_copies_.Make(std::move(device_slots_.copier), line_.slots());
   return copies_.Make(space, device::Direction::kIn, slot_bytes_, line_.slots());
 }
 
 Status RdmaReceiver::Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine) {
   addressable_ = space.addressable();
+  space_ = &space;
   slot_bytes_ = addressable_ ? std::min(staging.slot_bytes, kHostSlotBytes) : staging.slot_bytes;
   const auto slots = static_cast<uint32_t>(staging.slots);
   if (Status status = line_.Open({kWrites, slots + kGrants + 1}, mine); !status.ok()) {
@@ -47,17 +51,20 @@ Status RdmaReceiver::Allocate(device::Space& space, const Staging& staging, Endp
   mine->rkey = slots_registration_->rkey();
   mine->slot_bytes = static_cast<uint32_t>(slot_bytes_);
   mine->slots = slots;
-  if (addressable_) mine->flags |= kGrantsMemory;
+  device_slots_ = MakeDeviceSlots(&device, space, device::Direction::kIn, bytes,
+                                  abi::kAccessLocalWrite | abi::kAccessRemoteWrite);
+  if (addressable_ || on_device()) mine->flags |= kGrantsMemory;
   return Status();
 }
 
 Route RdmaReceiver::route() const {
-  return line_.RouteWith(SlotsPlace(addressable_), copied_.load(std::memory_order_relaxed));
+  return line_.RouteWith(device_slots_.place, copied_.load(std::memory_order_relaxed));
 }
 
 PeerState RdmaReceiver::peer() const {
   if (line_.link().peer() == PeerState::kAlive) return PeerState::kAlive;
-  const bool more = !arrived_.empty() || freed_ < copies_.begun() || direct_bytes_ > 0;
+  const bool more = !arrived_.empty() || freed_ < copies_.begun() || direct_bytes_ > 0 ||
+                    (on_device() && device_copies_.begun() < filled_);
   return more ? PeerState::kAlive : line_.link().peer();
 }
 
@@ -86,7 +93,7 @@ Status RdmaReceiver::Take(uint32_t immediate) {
       }
       const size_t bytes = board_.grants[filled_++ % kGrants].bytes;
       unfilled_ -= bytes;
-      direct_bytes_ += bytes;
+      if (!on_device()) direct_bytes_ += bytes;  // else it is still to be copied
       return Status();
     }
     default:
@@ -115,7 +122,7 @@ Status RdmaReceiver::Peek(const WireHeader** header) {
 }
 
 void RdmaReceiver::Accept(MutablePayload payload) {
-  offering_ = addressable_ && WorthRegistering(payload);
+  offering_ = on_device() || (addressable_ && WorthRegistering(payload));
   payload_ = SpanCursor<MutableSpan>(std::move(payload));
   use_slots_pending_ = false;
 }
@@ -130,14 +137,16 @@ Status RdmaReceiver::Step(Progress* progress) {
       offering_ = false;
     } else {
       // Something follows, so the sender wants to know that it has been taken on.
-      credit_at_once_ = !addressable_;
+      credit_at_once_ = !addressable_ && !on_device();
       use_slots_pending_ = addressable_ && !offering_;
+      unoffered_ = payload_.remaining();
     }
     arrived_.pop_front();
     if (Status status = EmptySlot(kPayloadOffset, bytes); !status.ok()) return status;
     accepted_ = true;
   }
-  if (Status status = OfferMemory(); !status.ok()) return status;
+  if (Status status = Offer(); !status.ok()) return status;
+  if (Status status = EmptyDeviceSlots(); !status.ok()) return status;
   if (Status status = EmptyChunks(); !status.ok()) return status;
   return Free(progress);
 }
@@ -168,12 +177,20 @@ Status RdmaReceiver::EmptySlot(size_t offset, size_t bytes) {
   return copies_.Begin(pieces_, /*past_cache=*/false);
 }
 
-Status RdmaReceiver::OfferMemory() {
-  QueuePair& queue_pair = line_.queue_pair();
+Status RdmaReceiver::Offer() {
   const uint64_t begin = granted_;
-  // Two for a run of grants that wraps around, one for a credit, one to say that slots are used.
-  while (offering_ && payload_.remaining() > 0 && granted_ - filled_ < kGrants &&
-         queue_pair.room() > 4) {
+  if (offering_ && on_device()) {
+    OfferDeviceSlots();
+  } else if (offering_) {
+    OfferPayload();
+  }
+  if (Status status = PostGrants(begin, granted_); !status.ok()) return status;
+  return use_slots_pending_ && line_.queue_pair().room() > 1 ? TellToUseSlots() : Status();
+}
+
+void RdmaReceiver::OfferPayload() {
+  while (payload_.remaining() > 0 && granted_ - filled_ < kGrants &&
+         line_.queue_pair().room() > kKeptRoom) {
     const MutableSpan front = payload_.Front();
     size_t bytes = 0;
     const Registration* registration = nullptr;
@@ -183,22 +200,52 @@ Status RdmaReceiver::OfferMemory() {
     if (!status.ok()) {
       offering_ = false;
       use_slots_pending_ = true;
-      break;
+      return;
     }
     bytes = std::min(bytes, kGrantBytes);
-    board_.grants[granted_++ % kGrants] = {reinterpret_cast<uint64_t>(front.data),
-                                           registration->rkey(), static_cast<uint32_t>(bytes)};
+    AddGrant(front.data, registration->rkey(), bytes);
     payload_.Advance(bytes);
-    unfilled_ += bytes;
   }
-  if (Status status = PostGrants(begin, granted_); !status.ok()) return status;
-  if (!use_slots_pending_ || queue_pair.room() < 2) return Status();
+}
+
+void RdmaReceiver::OfferDeviceSlots() {
+  while (unoffered_ > 0 && granted_ - filled_ < kGrants &&
+         granted_ - device_emptied_ < line_.slots() && line_.queue_pair().room() > kKeptRoom) {
+    const size_t bytes = std::min(unoffered_, slot_bytes_);
+    AddGrant(device_slot(granted_), device_slots_.registration->rkey(), bytes);
+    unoffered_ -= bytes;
+  }
+}
+
+void RdmaReceiver::AddGrant(const void* data, uint32_t rkey, size_t bytes) {
+  board_.grants[granted_++ % kGrants] = {reinterpret_cast<uint64_t>(data), rkey,
+                                         static_cast<uint32_t>(bytes)};
+  unfilled_ += bytes;
+}
+
+Status RdmaReceiver::TellToUseSlots() {
   use_slots_pending_ = false;
   Write write = {&board_, board_registration_->lkey(), 0, line_.theirs().address,
                  line_.theirs().rkey};
   write.has_immediate = true;
   write.immediate = Pack(Immediate::kUseSlots, 0);
-  return queue_pair.Post(write);
+  return line_.queue_pair().Post(write);
+}
+
+Status RdmaReceiver::EmptyDeviceSlots() {
+  if (!on_device() || device_copies_.begun() == filled_) return Status();
+  if (Status status = space_->OrderRemoteWrites(); !status.ok()) return status;
+  while (device_copies_.begun() < filled_ && device_copies_.copier_has_room()) {
+    const std::byte* from = device_slot(device_copies_.begun());
+    pieces_.clear();
+    payload_.Take(slot_bytes_, [&](const MutableSpan& to, size_t at) {
+      pieces_.push_back({to.data, from + at, to.size});
+    });
+    if (Status status = device_copies_.Begin(pieces_, /*past_cache=*/false); !status.ok()) {
+      return status;
+    }
+  }
+  return Status();
 }
 
 Status RdmaReceiver::PostGrants(uint64_t begin, uint64_t end) {
@@ -222,6 +269,13 @@ Status RdmaReceiver::Free(Progress* progress) {
   for (; freed_ < ended; ++freed_) progress->bytes += copies_.bytes(freed_);
   progress->bytes += std::exchange(direct_bytes_, 0);
   progress->copying = freed_ < copies_.begun();
+  if (on_device()) {
+    if (Status status = device_copies_.Ended(&ended); !status.ok()) return status;
+    for (; device_emptied_ < ended; ++device_emptied_) {
+      progress->bytes += device_copies_.bytes(device_emptied_);
+    }
+    progress->copying |= device_emptied_ < device_copies_.begun();
+  }
   progress->done = payload_.remaining() == 0 && unfilled_ == 0 && !progress->copying;
   if (progress->done) {
     have_header_ = accepted_ = offering_ = false;
@@ -251,13 +305,14 @@ bool RdmaReceiver::ArmDoorbell() {
   const size_t before = arrived_.size();
   // An error shows again in the next step.
   if (!Poll().ok()) return true;
-  return arrived_.size() != before || direct_bytes_ > 0;
+  return arrived_.size() != before || direct_bytes_ > 0 ||
+         (on_device() && device_copies_.begun() < filled_);
 }
 
 bool RdmaReceiver::Quiet() {
   if (!line_.Quiet()) return false;
   spans_.Release();
-  return copies_.Quiet();
+  return copies_.Quiet() && (!on_device() || device_copies_.Quiet());
 }
 
 }  // namespace hetccl::transport::rdma

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/rdma/device_slots.h"
 #include "xla_ffi/transport/rdma/line.h"
 #include "xla_ffi/transport/rdma/registered_spans.h"
 #include "xla_ffi/transport/rdma/wire.h"
@@ -51,12 +52,24 @@ class RdmaReceiver final : public Receiver {
   // Begins to empty the next slot, with `bytes` of payload from `offset` on.
   Status EmptySlot(size_t offset, size_t bytes);
   Status EmptyChunks();
-  // Offers the payload's memory as far as it can be registered and the sender may know of it.
-  Status OfferMemory();
+  // Offers memory for what is left of the payload, as much as the sender may know of.
+  Status Offer();
+  // The payload's own, as far as it can be registered.
+  void OfferPayload();
+  // Slots on the device.
+  void OfferDeviceSlots();
+  void AddGrant(const void* data, uint32_t rkey, size_t bytes);
+  Status TellToUseSlots();
+  // Begins to copy from the slots on the device that are full.
+  Status EmptyDeviceSlots();
   Status PostGrants(uint64_t begin, uint64_t end);
   // Frees what has been copied.
   Status Free(Progress* progress);
   Status SendCredit();
+  bool on_device() const { return device_slots_.memory != nullptr; }
+  std::byte* device_slot(uint64_t grant) const {
+    return device_slots_.memory->data() + grant % line_.slots() * slot_bytes_;
+  }
   std::byte* slot(uint64_t number) const {
     return memory_->data() + number % line_.slots() * slot_bytes_;
   }
@@ -67,6 +80,9 @@ class RdmaReceiver final : public Receiver {
   bool addressable_ = false;
   std::shared_ptr<Registration> slots_registration_;
   SlotCopies copies_;
+  device::Space* space_ = nullptr;  // outlives its channels
+  DeviceSlots device_slots_;
+  SlotCopies device_copies_;  // of one slot for each grant, if there are slots on the device
   // What this side writes to the peer.
   SenderBoard board_ = {};
   std::shared_ptr<Registration> board_registration_;
@@ -78,12 +94,14 @@ class RdmaReceiver final : public Receiver {
   bool credit_at_once_ = false;
   uint64_t granted_ = 0;
   uint64_t filled_ = 0;  // grants
+  uint64_t device_emptied_ = 0;
 
   // The message under way.
   WireHeader header_;
   bool have_header_ = false;
   bool accepted_ = false;
-  bool offering_ = false;            // what is left of the payload is to be granted
+  bool offering_ = false;            // memory is to be granted for what is left of the payload
+  size_t unoffered_ = 0;             // of that, what is not granted, with slots on the device
   bool use_slots_pending_ = false;   // the sender is to be told that slots are used
   SpanCursor<MutableSpan> payload_;  // neither granted nor begun to be copied
   size_t unfilled_ = 0;              // bytes granted and not filled

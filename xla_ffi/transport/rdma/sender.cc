@@ -10,6 +10,8 @@ namespace hetccl::transport::rdma {
 namespace {
 
 constexpr uint32_t kWrites = 128;
+// A payload of many spans has many writes for each grant, which must not fill the queue.
+constexpr uint32_t kTellEvery = 16;
 // One step gives the NIC no more, so that other channels of the thread get their turn.
 constexpr int kWritesInStep = 16;
 
@@ -45,9 +47,7 @@ Status RdmaSender::Allocate(device::Space& space, const Staging& staging, Endpoi
   return source_.Make(line_.device(), space, slots);
 }
 
-Route RdmaSender::route() const {
-  return line_.RouteWith(SlotsPlace(source_.addressable()), source_.copied());
-}
+Route RdmaSender::route() const { return line_.RouteWith(source_.place(), source_.copied()); }
 
 uint64_t RdmaSender::slot_address(uint64_t number) const {
   const EndpointRecord& theirs = line_.theirs();
@@ -215,7 +215,7 @@ Status RdmaSender::PostPiece(const Target& target, bool last_has_immediate, Prog
   Write write = {piece.data, piece.lkey, piece.bytes, target.address, target.rkey};
   write.has_immediate = last && last_has_immediate;
   write.immediate = Pack(target.kind, target.value);
-  write.told = last || piece.ends_slot;
+  write.told = last || piece.ends_slot || untold_ + 1 >= kTellEvery;
   if (Status status = PostWrite(write, piece); !status.ok()) return status;
   source_.Posted(piece);
   if (piece.staged) {
@@ -238,6 +238,7 @@ Status RdmaSender::PostPiece(const Target& target, bool last_has_immediate, Prog
 
 Status RdmaSender::PostWrite(const Write& write, const Piece& piece) {
   if (Status status = line_.queue_pair().Post(write); !status.ok()) return status;
+  untold_ = write.told ? 0 : untold_ + 1;
   in_flight_.push_back(piece);
   return Status();
 }

@@ -81,6 +81,7 @@ class RdmaSender final : public Sender {
 
   std::deque<Piece> in_flight_;        // one for each write, empty for those without payload
   std::vector<Completion> completed_;  // reused
+  uint32_t untold_ = 0;                // writes since the last one that tells its end
   uint64_t sent_slots_ = 0;
   uint64_t freed_ = 0;
   std::deque<Grant> grants_;

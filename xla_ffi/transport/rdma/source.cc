@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "xla_ffi/transport/rdma/device_slots.h"
 #include "xla_ffi/transport/rdma/policy.h"
 
 namespace hetccl::transport::rdma {
@@ -10,11 +11,19 @@ namespace hetccl::transport::rdma {
 Status Source::Make(std::shared_ptr<Device> device, device::Space& space, const Staging& staging) {
   device_ = std::move(device);
   addressable_ = space.addressable();
+  const size_t bytes = staging.slot_bytes * staging.slots;
+  DeviceSlots on_device =
+      MakeDeviceSlots(device_.get(), space, device::Direction::kOut, bytes, abi::kAccessLocalWrite);
+  place_ = std::move(on_device.place);
+  if (on_device.memory != nullptr) {
+    ring_.Make(std::move(on_device.memory), std::move(on_device.copier), staging);
+    slots_ = std::move(on_device.registration);
+    return Status();
+  }
   if (Status status = ring_.Make(space, device::Direction::kOut, staging); !status.ok()) {
     return status;
   }
-  return device_->Register(ring_.slot(0), staging.slot_bytes * staging.slots,
-                           abi::kAccessLocalWrite, &slots_);
+  return device_->Register(ring_.slot(0), bytes, abi::kAccessLocalWrite, &slots_);
 }
 
 void Source::Begin(ConstPayload payload) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "xla_ffi/device/space.h"
@@ -49,6 +50,8 @@ class Source {
   // Lets go of the user's memory; the NIC does not use it any more.
   void Release() { spans_.Release(); }
 
+  // Where the slots lie, and why there. Constant.
+  const std::string& place() const { return place_; }
   // Bytes of payload that a CPU has copied. Any thread.
   uint64_t copied() const { return copied_.load(std::memory_order_relaxed); }
   void CountCopied(size_t bytes) { copied_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -56,6 +59,7 @@ class Source {
  private:
   std::shared_ptr<Device> device_;
   bool addressable_ = false;
+  std::string place_;
   StagingRing ring_;
   std::shared_ptr<Registration> slots_;  // of the ring's memory, and so dropped first
   RegisteredSpans spans_;

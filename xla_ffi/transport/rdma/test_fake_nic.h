@@ -25,6 +25,10 @@ class FakeNic {
       current->Remove(mr);
       return 0;
     };
+    verbs_.reg_dmabuf_mr = [](abi::Pd*, uint64_t, size_t bytes, uint64_t iova, int, int) {
+      errno = EOPNOTSUPP;
+      return current->takes_dmabufs_ ? current->Add(reinterpret_cast<void*>(iova), bytes) : nullptr;
+    };
     verbs_.dealloc_pd = [](abi::Pd*) { return 0; };
     verbs_.close_device = [](abi::Context*) { return 0; };
     device_ = std::make_shared<Device>(verbs_, nullptr, nullptr, "fake0");
@@ -41,6 +45,7 @@ class FakeNic {
   }
   // Registrations larger than this fail, as beyond the limit of locked memory.
   void set_limit(size_t bytes) { limit_ = bytes; }
+  void set_takes_dmabufs(bool takes) { takes_dmabufs_ = takes; }
 
  private:
   static inline FakeNic* current = nullptr;
@@ -70,6 +75,7 @@ class FakeNic {
   std::map<abi::Mr*, std::unique_ptr<abi::Mr>> registered_;  // guarded by mutex_
   uint32_t keys_ = 0;                                        // guarded by mutex_
   size_t limit_ = SIZE_MAX;
+  bool takes_dmabufs_ = false;
 };
 
 }  // namespace hetccl::transport::rdma
