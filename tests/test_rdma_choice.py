@@ -317,8 +317,8 @@ def test_where_slots_lie():
     able, plain = port("mlx5_0", dmabuf=True), port("rxe0")
     for exports in (1, None):
         assert choose.slots(able, exports, gpu=True) == (
-            "device", "if mlx5_0 registers it, which shows when a channel opens; else host",
+            "device", "if mlx5_0 registers it by dma-buf or as peer memory, which is tried when a channel opens; else host",
         )  # fmt: skip
-    assert choose.slots(able, 0, gpu=True)[0] == "host" and "does not export" in choose.slots(able, 0, gpu=True)[1]
-    assert choose.slots(plain, 1, gpu=True)[0] == "host" and "libibverbs" in choose.slots(plain, 1, gpu=True)[1]
-    assert choose.slots(able, None, gpu=False)[0] == "host"
+    assert "mlx5_0 registers it as peer memory (the accelerator exports no" in choose.slots(able, 0, gpu=True)[1]
+    assert "rxe0 registers it as peer memory (the installed libibverbs" in choose.slots(plain, 1, gpu=True)[1]
+    assert choose.slots(able, None, gpu=False) == ("host", "a CPU's memory is the host's")

@@ -164,7 +164,7 @@ def attempts(wanted: str, shm: str, rdma: str) -> tuple[str, ...]:
 
 
 def slots(port: Port, dma_buf: int | None, gpu: bool) -> tuple[str, str]:
-    """Where the slots of a rank on this port will lie, and why: `"device"` or `"host"` memory.
+    """Where the slots of a rank on this port are to lie, and why: `"device"` or `"host"` memory.
 
     Args:
       port: the port.
@@ -173,8 +173,9 @@ def slots(port: Port, dma_buf: int | None, gpu: bool) -> tuple[str, str]:
     """
     if not gpu:
         return "host", "a CPU's memory is the host's"
+    ways = "by dma-buf or as peer memory"
     if not port.dmabuf:
-        return "host", "the installed libibverbs does not register memory of other devices (dma-buf)"
-    if dma_buf == 0:
-        return "host", "the accelerator does not export its memory (dma-buf)"
-    return "device", f"if {port.device} registers it, which shows when a channel opens; else host"
+        ways = "as peer memory (the installed libibverbs knows no dma-buf)"
+    elif dma_buf == 0:
+        ways = "as peer memory (the accelerator exports no dma-buf)"
+    return "device", f"if {port.device} registers it {ways}, which is tried when a channel opens; else host"
