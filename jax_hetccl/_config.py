@@ -12,22 +12,18 @@ import difflib
 import ipaddress
 import os
 import pathlib
-import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from jax_hetccl import _values
 from jax_hetccl._errors import ConfigError
 from jax_hetccl._secret import check_strength
+from jax_hetccl.rdma import hca
 
-TRANSPORTS = ("auto", "shm", "tcp")
+TRANSPORTS = ("auto", "shm", "rdma", "tcp")
 STREAM_SYNCS = ("auto", "memops", "hostfunc")
 INTEGER_FAILURES = ("abort", "raise")
 PREFIX = "HETCCL_"
-
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}\Z")
-_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-# The member index travels as u32 and each member holds a connection to every other one.
-_MAX_PROCESSES = 65536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +40,13 @@ class Config:
       timeout: seconds a transfer may make no progress.
       arrival_timeout: seconds a peer may take to reach the operation (it may still be compiling).
       join_timeout: seconds to wait for all members to join.
-      transport: `"auto"`, `"shm"` or `"tcp"`.
+      transport: `"auto"`, `"shm"`, `"rdma"` or `"tcp"`.
       socket_ifname: network interfaces in NCCL's syntax, or None.
+      ib_hca: which ports RDMA may use, in NCCL's syntax, or None for all.
+      ib_gid_index: the GID that RDMA ports use, or None: chosen for each port.
+      ib_tc: traffic class of RDMA packets.
+      ib_timeout: an acknowledgement of RDMA may take 4.096 µs times 2 to this power.
+      ib_retry_cnt: how often RDMA sends again without an acknowledgement.
       port_range: inclusive `(low, high)` for every port this process listens on, or None.
       bucket_mb: size of a gradient bucket in MB.
       stream_sync: how a GPU's stream waits for the host: `"memops"` (stream memory operations), `"hostfunc"` (host
@@ -69,6 +70,11 @@ class Config:
     join_timeout: float = 300.0
     transport: str = "auto"
     socket_ifname: str | None = None
+    ib_hca: hca.Selection | None = None
+    ib_gid_index: int | None = None
+    ib_tc: int = 0
+    ib_timeout: int = 20
+    ib_retry_cnt: int = 7
     port_range: tuple[int, int] | None = None
     bucket_mb: float = 4.0
     stream_sync: str = "auto"
@@ -119,125 +125,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# --- parsers: text or Python value -> value; ValueError says what is wrong -------------------------
-
-
-def parse_coordinator(value: Any) -> tuple[str, int]:
-    """Parses `host:port`, `[ipv6]:port` or a `(host, port)` pair."""
-    if isinstance(value, (tuple, list)) and len(value) == 2:
-        host, port = value
-    else:
-        match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:\[\]\s]+)):(\d+)", str(value).strip())
-        if not match:
-            raise ValueError("expected host:port or [ipv6]:port")
-        host, port = match[1] or match[2], match[3]
-    if not 0 < int(port) < 65536:
-        raise ValueError("the port must be between 1 and 65535")
-    if host in ("0.0.0.0", "::", "*"):
-        raise ValueError("expected an address that every member can connect to, not a wildcard")
-    return str(host), int(port)
-
-
-def parse_clusters(value: Any) -> tuple[tuple[str, int], ...]:
-    """Parses `left:1,right:2`, `{"left": 1, "right": 2}` or `[("left", 1), ...]`."""
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, str):
-        pairs = []
-        for part in filter(None, (p.strip() for p in value.split(","))):
-            name, colon, count = part.partition(":")
-            pairs.append((name.strip(), count.strip() if colon else "1"))
-    else:
-        pairs = [(item, 1) if isinstance(item, str) else tuple(item) for item in value]
-    clusters = []
-    for name, count in pairs:
-        if not _NAME.match(str(name)):
-            raise ValueError(f"cluster name {name!r}: letters, digits, _ . - and at most 32 of them")
-        if not str(count).isdigit() or not 0 < int(count) <= _MAX_PROCESSES:
-            raise ValueError(f"cluster {name}: the number of processes must be a positive integer, not {count!r}")
-        clusters.append((str(name), int(count)))
-    if not clusters:
-        raise ValueError("expected name:processes,name:processes,…")
-    names = [name for name, _ in clusters]
-    if len(set(names)) != len(names):
-        raise ValueError("every cluster needs a name of its own")
-    return tuple(clusters)
-
-
-def parse_axes(value: Any) -> dict[str, int | None]:
-    """Parses `data`, `data=8,expert`, `("data",)` or `{"data": 8, "expert": None}`."""
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-    else:
-        parts = value.split(",") if isinstance(value, str) else list(value)
-        pairs = []
-        for part in filter(None, (str(p).strip() for p in parts)):
-            name, _, size = part.partition("=")
-            pairs.append((name.strip(), size.strip() or None))
-    axes: dict[str, int | None] = {}
-    for name, size in pairs:
-        if not isinstance(name, str) or not _AXIS.match(name):
-            raise ValueError(f"{name!r} is no axis name")
-        if name in axes:
-            raise ValueError(f"axis {name!r} is listed twice")
-        if size is not None and (not str(size).isdigit() or int(size) < 1):
-            raise ValueError(f"axis {name}: the size must be a positive integer, not {size!r}")
-        axes[name] = None if size is None else int(size)
-    return axes
-
-
-def parse_port_range(value: Any) -> tuple[int, int]:
-    """Parses `low-high` (inclusive) or a pair."""
-    match = re.fullmatch(r"(\d+)-(\d+)", value if isinstance(value, str) else "{}-{}".format(*value))
-    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 0 < low <= high < 65536:
-        raise ValueError("expected low-high with 1 <= low <= high <= 65535")
-    return low, high
-
-
-def _index(value: Any) -> int:
-    if not str(value).isdigit():
-        raise ValueError("expected 0, 1, 2, …")
-    return int(value)
-
-
-def _positive(value: Any) -> float:
-    number = float(value)
-    if not 0 < number < float("inf"):
-        raise ValueError("expected a positive number")
-    return number
-
-
-def _not_negative(value: Any) -> float:
-    return 0.0 if float(value) == 0 else _positive(value)
-
-
-def _flag(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in ("1", "true", "yes", "0", "false", "no"):
-        raise ValueError("expected 1 or 0")
-    return text in ("1", "true", "yes")
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, 1)
-            raise ValueError(f"expected one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else ""))
-        return value
-
-    return parse
-
-
-def _between(low: int, high: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if not str(value).isdigit() or not low <= int(value) <= high:
-            raise ValueError(f"expected a whole number from {low} to {high}")
-        return int(value)
-
-    return parse
-
-
 @dataclasses.dataclass(frozen=True)
 class _Setting:
     name: str
@@ -250,34 +137,43 @@ class _Setting:
 
 
 _SETTINGS = (
-    _Setting("coordinator", parse_coordinator, "host:port where all processes meet"),
-    _Setting("clusters", parse_clusters, "name:processes,… in rank order, e.g. left:1,right:2"),
+    _Setting("coordinator", _values.parse_coordinator, "host:port where all processes meet"),
+    _Setting("clusters", _values.parse_clusters, "name:processes,… in rank order, e.g. left:1,right:2"),
     _Setting("cluster", str, "this process's cluster, by name or index"),
-    _Setting("process", _index, "this process's index in its cluster (default 0 if it has one process)"),
+    _Setting("process", _values.index, "this process's index in its cluster (default 0 if it has one process)"),
     _Setting("secret", str, "the job's secret, from `hetccl secret` (without: loopback only)"),
     _Setting("secret_file", str, "a file that holds the secret"),
-    _Setting("timeout", _positive, "seconds a transfer may make no progress (default 60)"),
-    _Setting("arrival_timeout", _positive, "seconds a peer may take to reach the operation (default 600)"),
-    _Setting("join_timeout", _positive, "seconds to wait for all members (default 300)"),
-    _Setting("transport", _one_of(TRANSPORTS), "auto, shm or tcp (default auto)"),
+    _Setting("timeout", _values.positive, "seconds a transfer may make no progress (default 60)"),
+    _Setting("arrival_timeout", _values.positive, "seconds a peer may take to reach the operation (default 600)"),
+    _Setting("join_timeout", _values.positive, "seconds to wait for all members (default 300)"),
+    _Setting("transport", _values.one_of(TRANSPORTS), "auto, shm, rdma or tcp (default auto)"),
     _Setting("socket_ifname", str, "interfaces to use: eth0 | =eth0 | ^docker0 | eth,ib (default: by route)"),
-    _Setting("axes", parse_axes, "spanning axes: name or name=size, comma separated"),
-    _Setting("port_range", parse_port_range, "low-high for all listening ports (default: any)"),
-    _Setting("bucket_mb", _positive, "size of a gradient bucket in MB (default 4)"),
-    _Setting("stream_sync", _one_of(STREAM_SYNCS), "auto, memops or hostfunc: how GPU streams wait (default auto)"),
+    _Setting("ib_hca", hca.parse, "ports for RDMA: mlx5 | =mlx5_0:1,mlx5_1 | ^mlx5_3 (default: the nearest)"),
+    _Setting("ib_gid_index", _values.automatic(_values.index), "GID of RDMA ports, -1: chosen (default -1)"),
+    _Setting("ib_tc", _values.between(0, 255), "traffic class of RDMA packets, 0 to 255 (default 0)"),
+    _Setting("ib_timeout", _values.between(1, 31), "RDMA: an acknowledgement may take 4.096 us * 2^this (default 20)"),
+    _Setting("ib_retry_cnt", _values.between(0, 7), "RDMA: attempts after the first one, 0 to 7 (default 7)"),
+    _Setting("axes", _values.parse_axes, "spanning axes: name or name=size, comma separated"),
+    _Setting("port_range", _values.parse_port_range, "low-high for all listening ports (default: any)"),
+    _Setting("bucket_mb", _values.positive, "size of a gradient bucket in MB (default 4)"),
+    _Setting(
+        "stream_sync", _values.one_of(STREAM_SYNCS), "auto, memops or hostfunc: how GPU streams wait (default auto)"
+    ),
     _Setting(
         "on_integer_failure",
-        _one_of(INTEGER_FAILURES),
+        _values.one_of(INTEGER_FAILURES),
         "abort or raise: a failed exchange of integers on a GPU (default abort)",
     ),
-    _Setting("slot_kb", _between(4, 1 << 16), "KB of a staging slot, 4 to 65536 (default 128; with a GPU 4096)"),
+    _Setting("slot_kb", _values.between(4, 1 << 16), "KB of a staging slot, 4 to 65536 (default 128; with a GPU 4096)"),
     _Setting(
         "slots",
-        _between(2, 1024),
+        _values.between(2, 1024),
         "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
     ),
-    _Setting("keep_memory_mb", _not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"),
-    _Setting("coordinator_external", _flag, "1 if only `hetccl coordinator` may host the coordinator"),
+    _Setting(
+        "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"
+    ),
+    _Setting("coordinator_external", _values.flag, "1 if only `hetccl coordinator` may host the coordinator"),
 )
 
 
@@ -410,6 +306,28 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"jax_hetccl cannot start: {count} with the settings\n{listed}\n{_listing()}")
     return Config(**values)
+
+
+def lookup(*names: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Settings of the environment outside of a world, for commands that look at a machine.
+
+    Args:
+      *names: which ones, in lower case.
+      environ: the environment, `os.environ` by default.
+
+    Returns:
+      The values of those that are set.
+
+    Raises:
+      ConfigError: one of them is wrong.
+    """
+    problems: list[str] = []
+    environ = os.environ if environ is None else environ
+    asked = {PREFIX + name.upper() for name in names}
+    values = _gather({}, {variable: text for variable, text in environ.items() if variable in asked}, problems)
+    if problems:
+        raise ConfigError("wrong settings\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return values
 
 
 @dataclasses.dataclass(frozen=True)

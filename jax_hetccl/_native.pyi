@@ -42,6 +42,73 @@ class DeviceStats(TypedDict):
     allocations: int
     """Allocations ever made through the driver: constant once a program has run."""
 
+class RoutedChannel(TypedDict):
+    """A channel that goes by a device of its own, an RDMA NIC's port."""
+
+    local_rank: int
+    peer_rank: int
+    outgoing: bool
+    device: str
+    port: int
+    slots: str
+    """Where the slots lie, and why there."""
+    bytes_copied: int
+    """Payload bytes that this side's CPU has copied: large messages between CPUs need none."""
+
+class Gid(TypedDict):
+    """One entry of a port's table of addresses."""
+
+    index: int
+    gid: str
+    """Eight groups of four hexadecimal digits."""
+    type: str
+    """"RoCE v2", "RoCE v1" or "IB"."""
+    netdev: str
+    """The network interface; empty where it has none."""
+
+class RdmaPort(TypedDict):
+    """A port of an RDMA device."""
+
+    name: str
+    port: int
+    state: str
+    """"ACTIVE", "DOWN", "INIT" or "ARMED"."""
+    link_layer: str
+    """"Ethernet" or "InfiniBand"."""
+    transport: str
+    """"InfiniBand" (RoCE too), "iWARP" or "other"; channels need the first."""
+    active_mtu: int
+    """Bytes."""
+    speed_gbps: float
+    """0 if unknown."""
+    lid: int
+    gids: list[Gid]
+    numa: int
+    """The node; -1 if unknown."""
+    pci: str
+    """"0000:3b:00.0"; empty for software devices."""
+    dmabuf: bool
+    """Whether the library can register a dma-buf; whether the NIC can shows when it is tried."""
+
+class RdmaOptions(TypedDict, total=False):
+    """How an rdma channel uses its NIC.
+
+    Args:
+      device: of `rdma_devices`. Needed.
+      port: from 1 on.
+      gid_index: into the port's table.
+      traffic_class: of the IP header, 0 to 255.
+      timeout: 4.096 us * 2**timeout until a packet is sent again, 1 to 31.
+      retry_count: 0 to 7; software RoCE takes 7 for without end.
+    """
+
+    device: str
+    port: int
+    gid_index: int
+    traffic_class: int
+    timeout: int
+    retry_count: int
+
 class Stats(PeerStats):
     """Totals, and what makes them up."""
 
@@ -52,6 +119,7 @@ class Stats(PeerStats):
     """Exchanges whose buffers XLA moved between start and done: not zero is a defect."""
     threads: Mapping[str, int]
     devices: Mapping[int, DeviceStats]
+    routed: list[RoutedChannel]
 
 class Engine:
     """All channels, plans and native threads of this process in one world.
@@ -117,7 +185,14 @@ class Engine:
         """Names a program for error messages."""
 
     def add_channel(
-        self, *, local_rank: int, peer_rank: int, outgoing: bool, transport: str, fds: Sequence[int]
+        self,
+        *,
+        local_rank: int,
+        peer_rank: int,
+        outgoing: bool,
+        transport: str,
+        fds: Sequence[int],
+        rdma: RdmaOptions | None = None,
     ) -> None:
         """Connects one direction between two ranks.
 
@@ -125,12 +200,16 @@ class Engine:
           local_rank: a rank of this process.
           peer_rank: the other one.
           outgoing: whether the local rank sends.
-          transport: "tcp" or "shm".
+          transport: "tcp", "shm" or "rdma".
           fds: owned by the engine from now on, also if this fails. "tcp": connected stream sockets, in the same
-            order on both sides. "shm": a connected stream socket and the memfd of `make_shm_segment`.
+            order on both sides. "shm": a connected stream socket and the memfd of `make_shm_segment`. "rdma": a
+            connected stream socket, on which both ends are in this call at the same time.
+          rdma: for "rdma", how the NIC is used. The call connects a queue pair with the peer's and tries it out both
+            ways, which takes 20 s at most; the GIL is released meanwhile.
 
         Raises:
-          RuntimeError: unknown transport, unusable descriptors, the channel exists, or the engine is closed.
+          RuntimeError: unknown transport, unusable descriptors, the channel exists, or the engine is closed. "rdma":
+            device, port and reason if it cannot be used; both ends get an error then, and neither has a channel.
         """
 
     def add_plan(
@@ -201,6 +280,13 @@ def make_shm_segment(slot_bytes: int = ..., slots: int = ...) -> list[int]:
 
     Raises:
       RuntimeError: sizes that make no sense, or no memory.
+    """
+
+def rdma_devices() -> list[RdmaPort]:
+    """All ports of the RDMA devices of this machine that can be opened.
+
+    Raises:
+      RuntimeError: libibverbs, or a symbol of it, is missing; says which, and which version has it.
     """
 
 def keep_freed_memory(bytes: int) -> bool:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.metadata
-import io
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from jax_hetccl import _compat, island
+from jax_hetccl import _compat, island, tables
 from jax_hetccl._config import Config, ask_for_queues, resolve
 from jax_hetccl._errors import HetcclError, error_from
-from jax_hetccl.connect import Channels, SegmentFactory, staging
+from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
 from jax_hetccl.failure import FailureMonitor
+from jax_hetccl.gpus import Gpu
 from jax_hetccl.island import ClusterInfo
 from jax_hetccl.rendezvous import channels
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from jax_hetccl.routes import Equipment, Routes
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +49,7 @@ class World:
       control: messages between all processes.
       engine: the native engine, which owns the data channels.
       size: number of ranks (devices) in all clusters.
+      routes: the ports of all ranks for RDMA.
     """
 
     def __init__(
@@ -61,6 +60,7 @@ class World:
         owner: dict[int, int],
         engine: Any,
         acceptor: Acceptor,
+        routes: Routes,
         make_segment: SegmentFactory | None = None,
     ) -> None:
         """Takes over the resources; `initialize` is how to get a world."""
@@ -78,9 +78,11 @@ class World:
         self._rank_of_id = {device.id: first + i for i, device in enumerate(island.devices())}
         self._closed = threading.Event()
         self._monitor = FailureMonitor(engine, control)
-        opener = channels.Opener(config, control)
+        self.routes = routes
+        opener = channels.Opener(config, control, routes.link)
+        ports = {i: rdma_options(config, port) for i, port in enumerate(routes.ports(control.me)) if not port.why_not}
         self._channels = Channels(
-            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged
+            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged, ports
         )
         self._monitor.start()
 
@@ -190,33 +192,8 @@ class World:
 
     def table(self) -> str:
         """Returns the clusters as a table for people."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("cluster", "ranks", "processes", "devices", "jax", title=f"world {self.epoch:016x}")
-        for info in self.clusters:
-            ranks = self.ranks_of_cluster(info.index)
-            here = " (here)" if info.index == self.cluster else ""
-            kinds = f"{info.devices} {info.platform} ({', '.join(info.device_kinds)})"
-            table.add_row(info.name + here, f"{ranks[0]}-{ranks[-1]}", str(info.processes), kinds, info.jax_version)
-        console = Console(file=io.StringIO(), width=100)
-        console.print(table)
-        if any(info.gpus for info in self.clusters):
-            console.print(self._gpu_table())
-        return console.file.getvalue()  # type: ignore[attr-defined]
-
-    def _gpu_table(self) -> Table:
-        """GPUs by rank, as far as the vendors' bindings show them."""
-        from rich.table import Table
-
-        table = Table("rank", "PCI", "NUMA", "stream memory operations", "dma-buf", "GPUDirect RDMA")
-        for info in self.clusters:
-            for rank, gpu in zip(self.ranks_of_cluster(info.index), info.gpus, strict=False):
-                yes = [
-                    {None: "?", 0: "no"}.get(v, "yes") for v in (gpu.stream_memops, gpu.dma_buf, gpu.gpu_direct_rdma)
-                ]
-                table.add_row(str(rank), gpu.pci or "?", "?" if gpu.numa is None else str(gpu.numa), *yes)
-        return table
+        routed = self.engine.stats()["routed"] if self.engine is not None else []
+        return tables.world(f"world {self.epoch:016x}", self.clusters, self.cluster, self.routes.choices, routed)
 
 
 _lock = threading.RLock()
@@ -250,9 +227,9 @@ def initialize(
       secret: the job's secret; needed unless the coordinator is a loopback address.
       axes: spanning axes: `("data",)`, or `{"data": 8}` if the global size is known.
       local_device_ids: passed on to `jax.distributed.initialize`.
-      **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`,
-        `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`, `slots`, `keep_memory_mb`,
-        `secret_file`, `coordinator_external`.
+      **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`, `ib_hca`, `ib_gid_index`,
+        `ib_tc`, `ib_timeout`, `ib_retry_cnt`, `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`,
+        `slots`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
 
     Returns:
       The world.
@@ -309,21 +286,32 @@ def form(
         undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
         agree = {"HETCCL_BUCKET_MB": config.bucket_mb, "HETCCL_AXES": sorted(config.axes)}
-        record = {**reach, "versions": versions, "python": sys.version.split()[0], "agree": agree}
+        equipment = Equipment.of(config)
+        record = {
+            **reach,
+            "rdma": equipment.record(),
+            "versions": versions,
+            "python": sys.version.split()[0],
+            "agree": agree,
+        }
         control = join(config, record)
         undo.callback(_end, "closing the control plane", control.close, 1.0)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
         island.keep_memory(config.keep_memory_mb)
-        control.publish("devices", island.describe_devices())
+        mine = island.describe_devices()
+        mine["nics"] = equipment.distances(len(mine["positions"]), [Gpu(**gpu) for gpu in mine["gpus"]])
+        control.publish("devices", mine)
         left = max(deadline - time.monotonic(), 1.0)
-        clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
+        devices = control.collect("devices", timeout=left)
+        clusters, owner = island.assemble(control, devices)
+        routes = Routes(control.members, owner, {index: record["nics"] for index, record in devices.items()})
         if problem := stuck.get(clusters[config.cluster].platform):
             _log.warning("%s: %s", config.member_name, problem)
         engine = engine_factory(config, control)
         if engine is not None:
             undo.callback(_end, "closing the engine", engine.close, _CLOSE_S)
         undo.callback(_end, "closing the acceptor", acceptor.close)  # before the engine it hands channels to
-        world = World(config, control, clusters, owner, engine, acceptor, make_segment)
+        world = World(config, control, clusters, owner, engine, acceptor, routes, make_segment)
         undo.callback(_end, "closing the failure monitor", world._monitor.close)
         if engine is not None:
             _introduce(world)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jax_hetccl._config import Config
 from jax_hetccl._errors import HetcclError
+from jax_hetccl.rdma.ports import Port
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
 from jax_hetccl.rendezvous.channels import Opener
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.handshake import Claim
+from jax_hetccl.rendezvous.member import Member
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +44,19 @@ def staging(config: Config, platforms: Iterable[str]) -> tuple[int, int]:
     return nbytes if config.slot_kb is None else config.slot_kb << 10, slots if config.slots is None else config.slots
 
 
+def rdma_options(config: Config, port: Port) -> dict[str, Any]:
+    """How the engine is told of a usable port."""
+    assert port.gid is not None
+    return {
+        "device": port.device,
+        "port": port.port,
+        "gid_index": port.gid.index,
+        "traffic_class": config.ib_tc,
+        "timeout": config.ib_timeout,
+        "retry_count": config.ib_retry_cnt,
+    }
+
+
 class Channels(AcceptorHooks):
     """All channels of this process. Thread-safe.
 
@@ -57,6 +73,7 @@ class Channels(AcceptorHooks):
         report: Callable[[str, str], None],
         make_segment: SegmentFactory | None = None,
         staged: Callable[[int, int], tuple[int, int]] = lambda src, dst: _HOST_STAGING,
+        ports: Mapping[int, dict[str, Any]] | None = None,
     ) -> None:
         """Starts to accept.
 
@@ -69,6 +86,8 @@ class Channels(AcceptorHooks):
           report: called with kind and message if an incoming channel cannot be used.
           make_segment: makes the shared memory of a shm channel, given bytes and number of its slots; None: tcp only.
           staged: bytes and number of the slots between two ranks.
+          ports: how the engine is told of this process's ports for RDMA (`rdma_options`), by their place in what was
+            published; without those that cannot be used.
         """
         self._engine = engine
         self._control = control
@@ -81,6 +100,8 @@ class Channels(AcceptorHooks):
         self._lock = threading.Lock()
         self._outgoing: dict[Pair, concurrent.futures.Future[str]] = {}
         self._incoming: dict[Pair, str] = {}
+        self._being_set_up: set[Pair] = set()
+        self._ports = ports or {}
         acceptor.start(self)
 
     def ensure(self, pairs: Iterable[Pair]) -> None:
@@ -118,14 +139,29 @@ class Channels(AcceptorHooks):
         try:
             member = self._control.members[self._owner[dst]]
             segment = self._make_segment and functools.partial(self._make_segment, *self._staged(src, dst))
-            transport, fds = self._opener.open(member, src, dst, segment)
-            self._engine.add_channel(local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds)
+            transport = self._hand_over(member, src, dst, segment)
         except BaseException as error:
             with self._lock:
                 del self._outgoing[pair]  # the next call tries again
             future.set_exception(error)
         else:
             future.set_result(transport)
+
+    def _hand_over(self, member: Member, src: int, dst: int, segment: Callable[[], list[int]] | None) -> str:
+        """Opens the channel and gives it to the engine; returns its transport."""
+        while True:
+            transport, fds, link = self._opener.open(member, src, dst, segment)
+            ports = {} if link is None else {"rdma": self._ports[link.mine.index]}
+            try:
+                self._engine.add_channel(
+                    local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds, **ports
+                )
+            except RuntimeError as error:
+                if link is None:
+                    raise
+                self._opener.rdma_failed(member, link, error)  # raises where there is no other transport
+            else:
+                return transport
 
     def transports(self) -> dict[Pair, str]:
         """The transport of every open channel."""
@@ -150,21 +186,53 @@ class Channels(AcceptorHooks):
             return f"rank {claim.dst} is not here"
         if self._owner.get(claim.src) != claim.dialer:
             return f"rank {claim.src} does not belong to {self._control.members[claim.dialer].name}"
-        if (claim.src, claim.dst) in self._incoming:
-            return "it is open already"
-        if claim.transport not in ("tcp", "shm"):
+        with self._lock:
+            if (claim.src, claim.dst) in self._incoming:
+                return "it is open already"
+        if claim.transport not in ("tcp", "shm", "rdma"):
             return f"unknown transport {claim.transport!r}"
+        if claim.transport == "rdma" and claim.port not in self._ports:
+            return f"there is no usable port number {claim.port} here"
         return None
 
     def opened(self, claim: Claim, fds: list[int]) -> None:
         """See `AcceptorHooks`."""
+        if claim.transport == "rdma":
+            self._set_up(claim, fds)
+            return
         with self._lock:
             self._incoming[claim.src, claim.dst] = claim.transport
         try:
-            self._engine.add_channel(
-                local_rank=claim.dst, peer_rank=claim.src, outgoing=False, transport=claim.transport, fds=fds
-            )
+            self._add_incoming(claim, fds)
         except Exception as error:
             message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
             self._report("internal", message)
             raise HetcclError(message) from error
+
+    def _set_up(self, claim: Claim, fds: list[int]) -> None:
+        """Tries the queue pairs together with the dialer, who decides what comes next if they do not work."""
+        pair = claim.src, claim.dst
+        with self._lock:
+            # Another transport may come meanwhile: its dialer has given up these queue pairs, which then cannot succeed.
+            twice = pair in self._being_set_up
+            self._being_set_up.add(pair)
+        if twice:
+            for fd in fds:
+                os.close(fd)
+            _log.warning("channel of ranks %d to %d refused: it is being set up already", *pair)
+            return
+        try:
+            self._add_incoming(claim, fds, rdma=self._ports[claim.port])
+        except RuntimeError as error:
+            _log.info("no rdma channel from rank %d to %d: %s", *pair, error)
+        else:
+            with self._lock:
+                self._incoming[pair] = "rdma"
+        finally:
+            with self._lock:
+                self._being_set_up.discard(pair)
+
+    def _add_incoming(self, claim: Claim, fds: list[int], **more: Any) -> None:
+        self._engine.add_channel(
+            local_rank=claim.dst, peer_rank=claim.src, outgoing=False, transport=claim.transport, fds=fds, **more
+        )

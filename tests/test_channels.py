@@ -85,7 +85,7 @@ def test_a_proof_reflected_to_its_sender_is_worthless():
 
 @given(st.binary(min_size=handshake.HELLO_BYTES, max_size=handshake.HELLO_BYTES), st.binary(max_size=64))
 def test_random_bytes_never_crash_and_never_prove(hello, proof):
-    hello = b"HETCCL\x00\x01" + hello[8:]
+    hello = b"HETCCL\x00\x02" + hello[8:]
     assert handshake.Acceptor(hello).check(KEY, proof) is None
 
 
@@ -323,7 +323,7 @@ def opener(left, **settings) -> channels.Opener:
 
 def test_tcp_channels_have_stripes_on_loopback(two):
     left, _, hooks = two
-    transport, fds = opener(left).open(left.members[1], 0, 1)
+    transport, fds, _ = opener(left).open(left.members[1], 0, 1)
     assert transport == "tcp" and len(fds) == channels.LOOPBACK_STRIPES
     assert hooks.came.wait(5)
     claim, theirs = hooks.opened_[0]
@@ -343,7 +343,7 @@ def segment() -> list[int]:
 
 def test_shm_channels_carry_descriptors(two):
     left, _, hooks = two
-    transport, [sock, memory] = opener(left).open(left.members[1], 0, 1, segment)
+    transport, [sock, memory], _ = opener(left).open(left.members[1], 0, 1, segment)
     assert transport == "shm" and hooks.came.wait(5)
     claim, [stream, theirs] = hooks.opened_[0]
     assert claim.transport == "shm"
@@ -376,7 +376,7 @@ def test_auto_falls_back_to_tcp_once_and_shm_refuses(two):
     left, _, _ = two
     gone = dataclasses.replace(left.members[1], record={**left.members[1].record, "unix": "nobody-there"})
     auto = opener(left)
-    transport, fds = auto.open(gone, 0, 1, segment)
+    transport, fds, _ = auto.open(gone, 0, 1, segment)
     assert transport == "tcp"
     for fd in fds:
         os.close(fd)
@@ -394,7 +394,7 @@ def test_without_memory_auto_falls_back_and_leaves_no_descriptor(two):
         raise OSError("no space left")
 
     before = len(os.listdir("/proc/self/fd"))
-    transport, fds = opener(left).open(left.members[1], 0, 1, fails)
+    transport, fds, _ = opener(left).open(left.members[1], 0, 1, fails)
     assert transport == "tcp"
     for fd in fds:
         os.close(fd)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hetccl import _config, _secret
+from jax_hetccl import _config, _secret, _values
 from jax_hetccl._config import resolve
 from jax_hetccl._errors import ConfigError, HetcclError, PeerLostError, error_from
 from jax_hetccl.connect import staging
@@ -131,7 +131,7 @@ def test_python_values():
 @given(st.dictionaries(st.from_regex(r"\A[A-Za-z][A-Za-z0-9_.-]{0,31}\Z"), st.integers(1, 65536), min_size=1))
 def test_clusters_survive_writing_and_reading(clusters):
     text = ",".join(f"{name}:{count}" for name, count in clusters.items())
-    assert _config.parse_clusters(text) == tuple(clusters.items()) == _config.parse_clusters(clusters)
+    assert _values.parse_clusters(text) == tuple(clusters.items()) == _values.parse_clusters(clusters)
 
 
 @pytest.mark.parametrize(

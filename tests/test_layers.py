@@ -16,10 +16,12 @@ MODULES = {
 
 # Bottom to top. A module may import lower layers and its own group; groups of one layer do not know each other.
 LAYERS: list[set[str]] = [
-    {"_errors", "_secret", "_compat", "_native", "gpus", "plan"},
+    {"_errors", "_secret", "_host", "_values", "_compat", "_native", "gpus", "plan"},
+    {"rdma"},
     {"_config", "exchange", "group_plan"},
     {"rendezvous"},
-    {"island", "connect", "failure", "unready"},
+    {"island", "connect", "routes", "failure", "unready"},
+    {"tables"},
     {"_world"},
     {"agreement"},
     {"decompose", "ordering"},
@@ -34,7 +36,8 @@ LAYERS: list[set[str]] = [
     {"cli"},
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
-PURE = ("plan", "group_plan", "ordering.overlap", "ordering.schedule", "syncing.shares")
+PURE = ("plan", "group_plan", "ordering.overlap", "ordering.schedule", "syncing.shares", "_values")
+PURE += ("rdma.hca", "rdma.ports", "rdma.places", "rdma.choose")
 
 
 def _group(module: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -18,27 +17,23 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from native_calls import (
+    EPOCH,
+    HEADER,
+    MAGIC,
+    PLAN,
+    PROGRAM,
+    TOKEN,
+    add_plan,
+    check,
+    empty_chain,
+    header,
+    swap,
+    swap_and_check,
+    swap_only,
+)
 
 from jax_hetccl import _native, session
-
-EPOCH = 0xE90C
-PROGRAM = 0xAB
-PLAN = 7
-WIRE = 0x1234
-# magic, version, header bytes, type, index, epoch, program, occurrence, wire id, payload bytes, source, destination, text
-HEADER = struct.Struct("<IHHIIQQQQQII128s")
-MAGIC = 0x4C434348
-TOKEN = jax.ShapeDtypeStruct((4,), jnp.uint32)
-
-
-def header(nbytes: int, **changes: Any) -> bytes:
-    """The header that a well-behaved peer sends."""
-    fields: dict[str, Any] = dict(
-        magic=MAGIC, version=_native.protocol_version(), size=HEADER.size, type=1, index=0, epoch=EPOCH,
-        program=PROGRAM, occurrence=0, wire=WIRE, nbytes=nbytes, source=1, destination=0, text=b"psum/data test",
-    )  # fmt: skip
-    fields.update(changes)
-    return HEADER.pack(*fields.values())
 
 
 class Peer:
@@ -99,44 +94,6 @@ def later() -> Iterator[Callable[..., concurrent.futures.Future[Any]]]:
     """Runs a function on another thread: programs wait for the peer that the test plays."""
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         yield pool.submit
-
-
-def swap(x: jax.Array, chain: jax.Array, plan: int = PLAN, index: int = 0) -> tuple[jax.Array, jax.Array]:
-    """Sends `x`, receives as much: one exchange with its start and done."""
-    names = dict(plan=np.int64(plan), program=np.int64(PROGRAM), index=np.int64(index))
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    chain, ticket, y = jax.ffi.ffi_call("hetccl_exchange_start", (TOKEN, TOKEN, like), has_side_effect=True)(
-        chain, x, **names
-    )
-    chain, y = jax.ffi.ffi_call(
-        "hetccl_exchange_done", (TOKEN, like), has_side_effect=True, input_output_aliases={2: 1}
-    )(chain, ticket, y, x, **names)
-    return chain, y
-
-
-def check(chain: jax.Array, y: jax.Array) -> jax.Array:
-    like = jax.ShapeDtypeStruct(y.shape, y.dtype)
-    call = jax.ffi.ffi_call("hetccl_check", like, has_side_effect=True, input_output_aliases={1: 0})
-    return call(chain, y)
-
-
-def empty_chain() -> jax.Array:
-    return jnp.zeros((4,), jnp.uint32)
-
-
-@jax.jit
-def swap_and_check(x: jax.Array) -> jax.Array:
-    return check(*swap(x, empty_chain()))
-
-
-@jax.jit
-def swap_only(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return swap(x, empty_chain())
-
-
-def add_plan(engine: _native.Engine, nbytes: int, plan: int = PLAN) -> None:
-    ranges = [(1, 0, 0, nbytes)]
-    engine.add_plan(plan, "psum/data test", WIRE, 0, ranges, ranges)
 
 
 def test_moves_bytes_both_ways_and_counts_them(engine: _native.Engine, peer: Peer, later: Any) -> None:
@@ -415,7 +372,7 @@ def test_moved_buffers_are_an_error(engine: _native.Engine, peer: Peer, later: A
 
 def test_bad_arguments_are_errors(engine: _native.Engine) -> None:
     ours, theirs = socket.socketpair()
-    with theirs, pytest.raises(RuntimeError, match='unknown transport "pigeon"; known ones: shm, tcp'):
+    with theirs, pytest.raises(RuntimeError, match='unknown transport "pigeon"; known ones: rdma, shm, tcp'):
         engine.add_channel(local_rank=0, peer_rank=1, outgoing=True, transport="pigeon", fds=[ours.detach()])
     with pytest.raises(RuntimeError, match="slots of 4 KB"):
         _native.make_shm_segment(10, 10)

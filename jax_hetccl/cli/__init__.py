@@ -6,7 +6,7 @@ import argparse
 import importlib.metadata
 from collections.abc import Sequence
 
-from jax_hetccl.cli import coordinator, demo, doctor, run, secret
+from jax_hetccl.cli import coordinator, demo, doctor, run, secret, topo
 
 
 def _version() -> str:
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=_version())
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
-    for module in (run, demo, doctor, secret, coordinator):
+    for module in (run, demo, doctor, topo, secret, coordinator):
         module.add_parser(subparsers)
     return top
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from jax_hetccl._config import TRANSPORTS
 from jax_hetccl._secret import generate
 from jax_hetccl.launch import Console, LaunchError, Supervisor, parse_clusters, parse_pythons, plan_processes
 from jax_hetccl.launch.ports import free_port
@@ -59,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the options that become `HETCCL_*` settings of the processes; read them with `settings`."""
-    parser.add_argument("--transport", choices=("auto", "shm", "tcp"), help="sets HETCCL_TRANSPORT")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="sets HETCCL_TRANSPORT")
     parser.add_argument(
         "--timeout", type=seconds, metavar="S", help="sets HETCCL_TIMEOUT: a transfer may stand still so long"
     )

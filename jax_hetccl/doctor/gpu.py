@@ -10,7 +10,6 @@ from jax_hetccl._config import QUEUES
 from jax_hetccl.doctor.check import BAD, GOOD, NOTE, Check
 
 LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
-RDMA_LIBRARY = "libibverbs.so.1"
 
 
 def gpu_checks() -> list[Check]:
@@ -24,9 +23,7 @@ def gpu_checks() -> list[Check]:
                 checks += [device_check(platform, gpu) for gpu in gpus.describe(platform)]
             except gpus.BindingsError as error:
                 checks.append(Check(f"{platform} devices", str(error), NOTE, "only the details below are missing"))
-    missing = loads(RDMA_LIBRARY)
-    state = Check("RDMA library", RDMA_LIBRARY) if missing is None else Check("RDMA library", missing, NOTE)
-    return [*checks, state]
+    return checks
 
 
 def loads(library: str) -> str | None:

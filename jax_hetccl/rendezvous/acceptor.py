@@ -4,6 +4,7 @@ Strangers may connect, so until a connection is authenticated it costs us one de
 `HELLO_BYTES + PROOF_BYTES` bytes of reading and `HANDSHAKE_S` seconds, and there are at most
 `MAX_PENDING` such connections: a newer one displaces the oldest. Nothing blocks: one slow peer does
 not hold up the others.
+What does block, the setting up of RDMA, runs on other threads (`setups`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import array
 import contextlib
 import dataclasses
 import errno
+import functools
 import logging
 import os
 import selectors
@@ -21,6 +23,7 @@ import time
 
 from jax_hetccl.rendezvous import addresses, handshake
 from jax_hetccl.rendezvous.handshake import Claim
+from jax_hetccl.rendezvous.setups import Setups
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class _Group:
 
 
 class AcceptorHooks:
-    """What an `Acceptor` asks its owner; all called on the thread "hetccl-accept"."""
+    """What an `Acceptor` asks its owner, on the thread "hetccl-accept" unless noted."""
 
     def key(self, member: int) -> bytes | None:
         """The key shared with `member`, or None if there is no such member."""
@@ -70,7 +73,7 @@ class AcceptorHooks:
         raise NotImplementedError
 
     def opened(self, claim: Claim, fds: list[int]) -> None:
-        """A channel is complete; takes ownership of `fds`."""
+        """A channel is complete; takes ownership of `fds`. For rdma on a thread "hetccl-setup", where it may block."""
         raise NotImplementedError
 
 
@@ -92,6 +95,7 @@ class Acceptor:
         self._stop = False
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hetccl-accept", daemon=True)
+        self._setups = Setups()
 
     def start(self, hooks: AcceptorHooks) -> None:
         """Starts to take connections."""
@@ -99,7 +103,10 @@ class Acceptor:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening and drops connections that are not channels yet. Idempotent, thread-safe, bounded."""
+        """Stops listening and drops connections that are not channels yet, also those whose RDMA is being set up.
+
+        Idempotent, thread-safe, bounded.
+        """
         with self._closing:
             if self._stop:
                 return
@@ -111,6 +118,7 @@ class Acceptor:
                 self._thread.join(5)
             if not self._thread.is_alive():  # nobody else closes it, so the write above never meets a stranger's
                 os.close(self._wake)
+            self._setups.close()
 
     # --- the accept thread -------------------------------------------------------------------
 
@@ -199,6 +207,11 @@ class Acceptor:
         if why:
             _log.warning("channel of ranks %d to %d refused: %s", claim.src, claim.dst, why)
             raise ValueError(why)
+        if claim.transport == "rdma":
+            self._selector.unregister(pending.sock)
+            del self._pending[pending.sock]
+            self._setups.start(pending.sock, pending.exchange.proof(key), functools.partial(self._hooks.opened, claim))
+            return
         self._send(pending.sock, pending.exchange.proof(key))
         pending.claim = claim
         if claim.transport == "shm":

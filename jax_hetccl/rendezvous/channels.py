@@ -10,12 +10,16 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_hetccl._config import Config, is_loopback
 from jax_hetccl._errors import RendezvousError
+from jax_hetccl._host import boot_id
+from jax_hetccl.rdma import choose
+from jax_hetccl.rdma.choose import Link, NoLink
 from jax_hetccl.rendezvous import addresses, handshake
 from jax_hetccl.rendezvous.acceptor import FDS_BYTE
 from jax_hetccl.rendezvous.control import ControlPlane
@@ -46,28 +50,40 @@ def listeners(config: Config) -> tuple[list[socket.socket], dict[str, Any]]:
     return [tcp, unix], record
 
 
-def boot_id() -> str:
-    """Identifies this running kernel; empty if it does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+class Opened(NamedTuple):
+    """A connected, authenticated channel that the engine does not have yet.
+
+    Attributes:
+      transport: its name.
+      fds: descriptors for the engine; whoever gets this owns them.
+      link: the two ports of an rdma channel.
+    """
+
+    transport: str
+    fds: list[int]
+    link: Link | None = None
 
 
 class Opener:
     """Opens outgoing channels. Thread-safe."""
 
-    def __init__(self, config: Config, control: ControlPlane) -> None:
-        """`control` tells who the members are and which keys they share with us."""
+    def __init__(
+        self,
+        config: Config,
+        control: ControlPlane,
+        link: Callable[[int, int], Link | NoLink] = lambda src, dst: NoLink("no ports are known", False),
+    ) -> None:
+        """`control` tells who the members are and which keys they share with us, `link` which ports two ranks have."""
         self._config = config
         self._control = control
+        self._link = link
         self._no_shm: set[int] = set()
+        self._no_rdma: dict[tuple[int, str, str], str] = {}  # member and both ports: why they do not work
+        self._told: set[int] = set()
+        self._lock = threading.Lock()
 
-    def open(
-        self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]] | None = None
-    ) -> tuple[str, list[int]]:
-        """Opens the channel `src` -> `dst` to `member`.
+    def open(self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]] | None = None) -> Opened:
+        """Opens the channel `src` -> `dst` to `member`, over the best transport that is not known to fail.
 
         Args:
           member: the process that owns rank `dst`.
@@ -76,40 +92,79 @@ class Opener:
           make_segment: makes the shared memory of a shm channel; returns its descriptors, which the peer
             gets too. None where there is no such transport.
 
-        Returns:
-          The transport's name and the descriptors for the engine, whose owner is now the caller.
-
         Raises:
-          RendezvousError: the peer cannot be reached or does not prove who it is.
+          RendezvousError: the peer cannot be reached or does not prove who it is; or HETCCL_TRANSPORT forces a transport
+            that this pair cannot use.
         """
         wanted = self._config.transport
-        if wanted != "tcp" and make_segment and self._shm_possible(member):
-            try:
-                return "shm", self._open_shm(member, src, dst, make_segment)
-            except (OSError, RuntimeError) as error:  # e.g. no memory left, or another network namespace
-                if wanted == "shm":
+        no_shm = self._no_shm_with(member) if make_segment else "there is no shared memory"
+        link = self._link(src, dst)
+        no_rdma = link.why if isinstance(link, NoLink) else self._no_rdma.get(_key(member, link), "")
+        for transport in choose.attempts(wanted, no_shm, no_rdma):
+            if transport == "shm":
+                if no_shm:
+                    raise RendezvousError(f"HETCCL_TRANSPORT=shm, but {member.name} {no_shm}; use auto, rdma or tcp")
+                assert make_segment
+                try:
+                    return Opened("shm", self._open_shm(member, src, dst, make_segment))
+                except (OSError, RuntimeError) as error:  # e.g. no memory left, or another network namespace
+                    if wanted == "shm":
+                        raise RendezvousError(
+                            f"HETCCL_TRANSPORT=shm, but {member.name} cannot be reached over shared memory: {error}"
+                        ) from None
+                    if member.index not in self._no_shm:
+                        self._no_shm.add(member.index)
+                        _log.warning("no shared memory with %s (%s): using another transport", member.name, error)
+            elif transport == "rdma":
+                if isinstance(link, NoLink):
                     raise RendezvousError(
-                        f"HETCCL_TRANSPORT=shm, but {member.name} cannot be reached over shared memory: {error}"
-                    ) from None
-                if member.index not in self._no_shm:
-                    self._no_shm.add(member.index)
-                    _log.warning("no shared memory with %s (%s): using tcp", member.name, error)
-        elif wanted == "shm":
-            raise RendezvousError(
-                f"HETCCL_TRANSPORT=shm, but {member.name} runs on another host or as another user; use auto or tcp"
-            )
-        return "tcp", self._open_tcp(member, src, dst)
+                        f"HETCCL_TRANSPORT=rdma, but {self._me} and {member.name} have no ports for it: {link.why}; "
+                        "`hetccl topo` shows the ports of a machine"
+                    )
+                return Opened("rdma", self._open_rdma(member, src, dst, link), link)
+        if wanted == "auto" and isinstance(link, NoLink):
+            self._tell(member, link.why, logging.WARNING if link.surprising else logging.DEBUG)
+        return Opened("tcp", self._open_tcp(member, src, dst))
 
-    def _shm_possible(self, member: Member) -> bool:
+    def rdma_failed(self, member: Member, link: Link, error: Exception) -> None:
+        """Takes note that two ports do not work together, so that `open` uses tcp; says so once for each member.
+
+        Raises:
+          RendezvousError: HETCCL_TRANSPORT=rdma leaves no other transport.
+        """
+        why = str(error).removeprefix("hetccl: ")
+        if self._config.transport == "rdma":
+            raise RendezvousError(
+                f"HETCCL_TRANSPORT=rdma, but {link.mine.port.name} of {self._me} and {link.theirs.port.name} of "
+                f"{member.name} do not work together: {why}"
+            ) from None
+        with self._lock:
+            self._no_rdma[_key(member, link)] = why
+        self._tell(member, f"{link.mine.port.name} here, {link.theirs.port.name} there: {why}", logging.WARNING)
+
+    def _tell(self, member: Member, why: str, level: int) -> None:
+        with self._lock:
+            first = member.index not in self._told
+            self._told.add(member.index)
+        if first:
+            _log.log(level, "no rdma between %s and %s (%s): using tcp", self._me, member.name, why)
+
+    @property
+    def _me(self) -> str:
+        return self._control.members[self._control.me].name
+
+    def _no_shm_with(self, member: Member) -> str:
         if member.index in self._no_shm:
-            return False
+            return "cannot be reached over shared memory"
         same_host = member.record.get("boot") == boot_id() != ""
-        return same_host and member.record.get("uid") == os.getuid()
+        return (
+            "" if same_host and member.record.get("uid") == os.getuid() else "runs on another host or as another user"
+        )
 
     def _claim(
-        self, member: Member, src: int, dst: int, stripe: int, stripes: int, transport: str, attempt: bytes
+        self, member: Member, src: int, dst: int, transport: str, stripe: int = 0, stripes: int = 1, **more: Any
     ) -> Claim:
-        return Claim(self._control.me, member.index, src, dst, stripe, stripes, transport, attempt)
+        return Claim(self._control.me, member.index, src, dst, stripe, stripes, transport, **more)
 
     def _open_tcp(self, member: Member, src: int, dst: int) -> list[int]:
         address, port = member.record["data"]
@@ -121,12 +176,23 @@ class Opener:
             for stripe in range(stripes):
                 sock = self._connect(member, address, port)
                 socks.append(sock)
-                self._prove(sock, member, self._claim(member, src, dst, stripe, stripes, "tcp", attempt))
+                self._prove(sock, member, self._claim(member, src, dst, "tcp", stripe, stripes, attempt=attempt))
         except BaseException:
             for sock in socks:
                 sock.close()
             raise
         return [sock.detach() for sock in socks]
+
+    def _open_rdma(self, member: Member, src: int, dst: int, link: Link) -> list[int]:
+        """A stream over which the two ends set up their queue pairs, and which ends when one of them does."""
+        sock = self._connect(member, *member.record["data"])
+        try:
+            claim = self._claim(member, src, dst, "rdma", attempt=os.urandom(8), port=link.theirs.index)
+            self._prove(sock, member, claim)
+        except BaseException:
+            sock.close()
+            raise
+        return [sock.detach()]
 
     def _connect(self, member: Member, address: str, port: int) -> socket.socket:
         try:
@@ -144,7 +210,7 @@ class Opener:
             sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
             sock.settimeout(DIAL_S)
             sock.connect("\0" + member.record["unix"])
-            self._prove(sock, member, self._claim(member, src, dst, 0, 1, "shm", os.urandom(8)))
+            self._prove(sock, member, self._claim(member, src, dst, "shm", attempt=os.urandom(8)))
             segment = make_segment()
             undo.callback(lambda: [os.close(fd) for fd in segment])
             socket.send_fds(sock, [FDS_BYTE], segment)
@@ -169,6 +235,10 @@ class Opener:
         if not dialer.check(proof):
             raise RendezvousError(f"{what}: whoever answered is not {member.name}")
         sock.settimeout(None)
+
+
+def _key(member: Member, link: Link) -> tuple[int, str, str]:
+    return member.index, link.mine.port.name, link.theirs.port.name
 
 
 def _read(sock: socket.socket, count: int, deadline: float) -> bytes:

@@ -21,10 +21,10 @@ import hmac
 import os
 import struct
 
-_MAGIC = b"HETCCL\x00\x01"
+_MAGIC = b"HETCCL\x00\x02"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-_CLAIM = struct.Struct("<IIIIHH8s8s")
+_CLAIM = struct.Struct("<IIIIHHH8s8s")
 
 HELLO_BYTES = len(_MAGIC) + _NONCE_BYTES + _CLAIM.size
 ANSWER_BYTES = _NONCE_BYTES
@@ -35,7 +35,8 @@ PROOF_BYTES = _PROOF_BYTES
 class Claim:
     """What a socket is for: stripe `stripe` of `stripes` of channel `src` -> `dst`.
 
-    `attempt` (8 random bytes) keeps the stripes of two attempts to open one channel apart.
+    `attempt` (8 random bytes) keeps the stripes of two attempts to open one channel apart. `port` is the place of the
+    acceptor's port in what it published, for RDMA.
     """
 
     dialer: int
@@ -46,18 +47,19 @@ class Claim:
     stripes: int
     transport: str
     attempt: bytes
+    port: int = 0
 
     def pack(self) -> bytes:
         """Encodes the claim in its fixed size."""
-        numbers = (self.dialer, self.acceptor, self.src, self.dst, self.stripe, self.stripes)
+        numbers = (self.dialer, self.acceptor, self.src, self.dst, self.stripe, self.stripes, self.port)
         return _CLAIM.pack(*numbers, self.transport.encode(), self.attempt)
 
     @classmethod
     def unpack(cls, data: bytes) -> Claim:
         """Decodes a claim; only call it once its proof holds."""
-        dialer, acceptor, src, dst, stripe, stripes, transport, attempt = _CLAIM.unpack(data)
+        dialer, acceptor, src, dst, stripe, stripes, port, transport, attempt = _CLAIM.unpack(data)
         name = transport.rstrip(b"\0").decode("ascii", "replace")
-        return cls(dialer, acceptor, src, dst, stripe, stripes, name, attempt)
+        return cls(dialer, acceptor, src, dst, stripe, stripes, name, attempt, port)
 
 
 def _mac(key: bytes, role: bytes, claim: bytes, dialer_nonce: bytes, acceptor_nonce: bytes) -> bytes:

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/bindings/bindings.h"
@@ -97,6 +98,19 @@ nb::dict Stats(EngineObject& self) {
     devices[nb::int_(ordinal)] = entry;
   }
   out["devices"] = devices;
+  nb::list routed;
+  for (const EngineStats::Routed& channel : stats.routed) {
+    nb::dict entry;
+    entry["local_rank"] = channel.local_rank;
+    entry["peer_rank"] = channel.peer_rank;
+    entry["outgoing"] = channel.outgoing;
+    entry["device"] = channel.route.device;
+    entry["port"] = channel.route.port;
+    entry["slots"] = channel.route.slots;
+    entry["bytes_copied"] = channel.route.copied;
+    routed.append(entry);
+  }
+  out["routed"] = routed;
   return out;
 }
 
@@ -193,10 +207,21 @@ void DefineEngine(nb::module_& module) {
       .def(
           "add_channel",
           [](EngineObject& self, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
-             const std::string& transport, const std::vector<int>& fds) {
-            Raise(AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport, fds));
+             const std::string& transport, const std::vector<int>& fds,
+             const std::optional<nb::dict>& rdma) {
+            std::vector<UniqueFd> owned;
+            for (int fd : fds) owned.emplace_back(fd);
+            const transport::rdma::Options options = RdmaOptions(rdma);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport,
+                                  std::move(owned), options);
+            }
+            Raise(status);
           },
-          nb::kw_only(), "local_rank"_a, "peer_rank"_a, "outgoing"_a, "transport"_a, "fds"_a)
+          nb::kw_only(), "local_rank"_a, "peer_rank"_a, "outgoing"_a, "transport"_a, "fds"_a,
+          "rdma"_a = nb::none())
       .def("add_plan", &AddPlan, "plan_id"_a, "text"_a, "wire_id"_a, "device_ordinal"_a, "sends"_a,
            "recvs"_a, "fills"_a = std::vector<ZeroTuple>())
       .def(

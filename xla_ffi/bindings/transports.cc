@@ -1,5 +1,6 @@
 #include "xla_ffi/bindings/transports.h"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "xla_ffi/bindings/bindings.h"
+#include "xla_ffi/transport/rdma/factory.h"
 #include "xla_ffi/transport/shm/factory.h"
 #include "xla_ffi/transport/tcp/factory.h"
 
@@ -20,30 +22,72 @@ namespace {
 struct Factory {
   const char* name;
   Status (*make_sender)(std::vector<UniqueFd>, device::Space&, const transport::Staging&,
-                        std::unique_ptr<transport::Sender>*);
+                        const transport::rdma::Options&, std::unique_ptr<transport::Sender>*);
   Status (*make_receiver)(std::vector<UniqueFd>, device::Space&, const transport::Staging&,
-                          std::unique_ptr<transport::Receiver>*);
+                          const transport::rdma::Options&, std::unique_ptr<transport::Receiver>*);
 };
 
 constexpr Factory kFactories[] = {
+    {"rdma", transport::rdma::MakeSender, transport::rdma::MakeReceiver},
     {"shm",
      [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging&,
-        std::unique_ptr<transport::Sender>* out) {
+        const transport::rdma::Options&, std::unique_ptr<transport::Sender>* out) {
        return transport::shm::MakeSender(std::move(fds), space, out);
      },
      [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging&,
-        std::unique_ptr<transport::Receiver>* out) {
+        const transport::rdma::Options&, std::unique_ptr<transport::Receiver>* out) {
        return transport::shm::MakeReceiver(std::move(fds), space, out);
      }},
-    {"tcp", transport::tcp::MakeSender, transport::tcp::MakeReceiver},
+    {"tcp",
+     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging& staging,
+        const transport::rdma::Options&, std::unique_ptr<transport::Sender>* out) {
+       return transport::tcp::MakeSender(std::move(fds), space, staging, out);
+     },
+     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging& staging,
+        const transport::rdma::Options&, std::unique_ptr<transport::Receiver>* out) {
+       return transport::tcp::MakeReceiver(std::move(fds), space, staging, out);
+     }},
 };
+
+nb::list RdmaDevices() {
+  std::vector<transport::rdma::PortInfo> ports;
+  if (Status status = transport::rdma::ListPorts(&ports); !status.ok()) {
+    throw std::runtime_error("hetccl: " + status.message());
+  }
+  nb::list all;
+  for (const transport::rdma::PortInfo& port : ports) {
+    nb::list gids;
+    for (const transport::rdma::GidInfo& gid : port.gids) {
+      nb::dict entry;
+      entry["index"] = gid.index;
+      entry["gid"] = gid.gid;
+      entry["type"] = gid.type;
+      entry["netdev"] = gid.netdev;
+      gids.append(entry);
+    }
+    nb::dict entry;
+    entry["name"] = port.name;
+    entry["port"] = port.port;
+    entry["state"] = port.state;
+    entry["link_layer"] = port.link_layer;
+    entry["transport"] = port.transport;
+    entry["active_mtu"] = port.active_mtu;
+    entry["speed_gbps"] = port.speed_gbps;
+    entry["lid"] = port.lid;
+    entry["gids"] = gids;
+    entry["numa"] = port.numa;
+    entry["pci"] = port.pci;
+    entry["dmabuf"] = port.dmabuf;
+    all.append(entry);
+  }
+  return all;
+}
 
 }  // namespace
 
 Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
-                  const std::string& transport, const std::vector<int>& fds) {
-  std::vector<UniqueFd> owned;
-  for (int fd : fds) owned.emplace_back(fd);
+                  const std::string& transport, std::vector<UniqueFd> fds,
+                  const transport::rdma::Options& rdma) {
   device::Space& space = engine.SpaceOf(local_rank);
   const transport::Staging staging{engine.options().staging_slot_bytes,
                                    engine.options().staging_slots};
@@ -54,16 +98,43 @@ Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool 
     if (transport != factory.name) continue;
     if (outgoing) {
       std::unique_ptr<transport::Sender> sender;
-      Status status = factory.make_sender(std::move(owned), space, staging, &sender);
+      Status status = factory.make_sender(std::move(fds), space, staging, rdma, &sender);
       if (!status.ok()) return status;
       return engine.channels().AddOutgoing(local_rank, peer_rank, std::move(sender));
     }
     std::unique_ptr<transport::Receiver> receiver;
-    Status status = factory.make_receiver(std::move(owned), space, staging, &receiver);
+    Status status = factory.make_receiver(std::move(fds), space, staging, rdma, &receiver);
     if (!status.ok()) return status;
     return engine.channels().AddIncoming(local_rank, peer_rank, std::move(receiver));
   }
   return InternalError("unknown transport \"" + transport + "\"; known ones: " + known);
+}
+
+transport::rdma::Options RdmaOptions(const std::optional<nb::dict>& rdma) {
+  transport::rdma::Options options;
+  if (!rdma) return options;
+  for (const auto& [key, value] : *rdma) {
+    const auto name = nb::cast<std::string>(key);
+    if (name == "device") {
+      options.device = nb::cast<std::string>(value);
+      continue;
+    }
+    const int number = nb::cast<int>(value);
+    if (name == "port") {
+      options.port = number;
+    } else if (name == "gid_index") {
+      options.gid_index = number;
+    } else if (name == "traffic_class") {
+      options.traffic_class = number;
+    } else if (name == "timeout") {
+      options.timeout = number;
+    } else if (name == "retry_count") {
+      options.retry_count = number;
+    } else {
+      throw std::runtime_error("hetccl: unknown option \"" + name + "\" of an rdma channel");
+    }
+  }
+  return options;
 }
 
 void DefineTransports(nb::module_& module) {
@@ -77,6 +148,7 @@ void DefineTransports(nb::module_& module) {
       },
       nb::arg("slot_bytes") = transport::shm::kDefaultSlotBytes,
       nb::arg("slots") = transport::shm::kDefaultSlots);
+  module.def("rdma_devices", &RdmaDevices);
   module.attr("GPU_SLOT_BYTES") = transport::shm::kGpuSlotBytes;
   module.attr("GPU_SLOTS") = transport::shm::kGpuSlots;
 }

@@ -2,19 +2,28 @@
 #ifndef XLA_FFI_BINDINGS_TRANSPORTS_H_
 #define XLA_FFI_BINDINGS_TRANSPORTS_H_
 
+#include <nanobind/nanobind.h>
+
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "xla_ffi/common/fd.h"
 #include "xla_ffi/common/status.h"
 #include "xla_ffi/exchange/engine.h"
+#include "xla_ffi/transport/rdma/options.h"
 
 namespace hetccl::bindings {
 
-// Takes ownership of the descriptors, also when it fails. An unknown transport is an error that
-// lists the known ones.
+// An unknown transport is an error that
+// lists the known ones. Setting an rdma channel up waits for the peer: release the GIL.
 Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
-                  const std::string& transport, const std::vector<int>& fds);
+                  const std::string& transport, std::vector<UniqueFd> fds,
+                  const transport::rdma::Options& rdma);
+
+// The options of an rdma channel from Python's names for them.
+transport::rdma::Options RdmaOptions(const std::optional<nanobind::dict>& rdma);
 
 }  // namespace hetccl::bindings
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "xla_ffi/common/fd.h"
 #include "xla_ffi/common/status.h"
 
 namespace hetccl::device {
@@ -53,6 +54,14 @@ class SlotMemory {
   virtual std::byte* data() const = 0;
 };
 
+// Device memory for a NIC: the memory begins `offset` bytes into what the descriptor stands for.
+// Without a descriptor the driver does not export it, and `why_not` says why.
+struct DmaBuf {
+  UniqueFd descriptor;
+  uint64_t offset = 0;
+  std::string why_not;
+};
+
 // The point of a program from which on an exchange's buffers may be touched: on a stream, where all
 // that was queued before the start has run. Thread-safe.
 class Gate {
@@ -86,6 +95,16 @@ class Space {
   virtual Status Register(void* data, size_t bytes, std::unique_ptr<SlotMemory>* memory) = 0;
   // Memory for slots.
   virtual Status Allocate(size_t bytes, std::unique_ptr<SlotMemory>* memory) = 0;
+
+  // --- Slots in the device's own memory, for NICs that reach it. The host has none. ---
+  virtual Status AllocateOnDevice(size_t, std::unique_ptr<SlotMemory>*, DmaBuf*) {
+    return InternalError("the host is no device");
+  }
+  virtual Status MakeDeviceCopier(Direction, std::unique_ptr<Copier>*) {
+    return InternalError("the host is no device");
+  }
+  // What a NIC has written to device memory can be seen by copies that are submitted after this.
+  virtual Status OrderRemoteWrites() { return Status(); }
 
   // A buffer in which an exchange will receive.
   virtual void Expect(std::byte* data, size_t bytes) = 0;

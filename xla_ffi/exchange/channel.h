@@ -107,6 +107,8 @@ class Channel : public proxy::Task {
   virtual void Describe(std::vector<std::string>* lines) const = 0;
   // The oldest operation that is queued or moving; empty if there is none. Any thread.
   virtual std::string OldestOperation() const = 0;
+  // See transport::Endpoint::route; empty before the channel is connected. Any thread.
+  virtual transport::Route route() const = 0;
   // Ends what FailAll left to the proxy thread and says goodbye to the peer. Requires FailAll and
   // that no proxy thread runs any more.
   virtual void Shutdown() = 0;

@@ -265,6 +265,13 @@ EngineStats Engine::Stats() const {
     peer.bytes_received += channel->bytes();
     peer.messages_received += channel->messages();
   }
+  const auto note = [&](const Channel& channel, bool outgoing) {
+    transport::Route route = channel.route();
+    if (route.device.empty()) return;
+    stats.routed.push_back({channel.local_rank(), channel.peer_rank(), outgoing, std::move(route)});
+  };
+  for (const auto& channel : channels_.AllOutgoing()) note(*channel, true);
+  for (const auto& channel : channels_.AllIncoming()) note(*channel, false);
   stats.in_flight = in_flight_->load();
   stats.copied = copied_.load(std::memory_order_relaxed);
   stats.proxy_threads = channels_.proxy_threads();

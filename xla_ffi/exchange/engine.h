@@ -64,6 +64,13 @@ struct EngineStats {
     device::SpaceStats space;
   };
   std::map<int, Device> devices;  // GPUs, by ordinal
+  struct Routed {
+    uint32_t local_rank;
+    uint32_t peer_rank;
+    bool outgoing;
+    transport::Route route;
+  };
+  std::vector<Routed> routed;  // channels that have a device of their own
 };
 
 // One custom call that starts an exchange.

@@ -49,6 +49,9 @@ class IncomingChannel final : public Channel {
   void FailAll() override;
   void Describe(std::vector<std::string>* lines) const override;
   std::string OldestOperation() const override;
+  transport::Route route() const override {
+    return attached() ? receiver_->route() : transport::Route();
+  }
   void Shutdown() override;
   bool Drained() override { return receiver_ == nullptr || receiver_->Drained(); }
 

@@ -30,6 +30,7 @@ class OutgoingChannel final : public Channel {
   void FailAll() override;
   void Describe(std::vector<std::string>* lines) const override;
   std::string OldestOperation() const override;
+  transport::Route route() const override { return sender_->route(); }
   void Shutdown() override;
   bool Drained() override { return sender_->Drained(); }
 

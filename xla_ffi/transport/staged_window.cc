@@ -38,6 +38,14 @@ Status StagingRing::Make(device::Space& space, device::Direction direction,
   return space.MakeCopier(direction, staging.slot_bytes, &copier_);
 }
 
+void StagingRing::Make(std::unique_ptr<device::SlotMemory> memory,
+                       std::unique_ptr<device::Copier> copier, const Staging& staging) {
+  slot_bytes_ = staging.slot_bytes;
+  lengths_.resize(staging.slots);
+  memory_ = std::move(memory);
+  copier_ = std::move(copier);
+}
+
 Status StagingRing::Copy(const std::vector<device::CopyPiece>& pieces) {
   Status status = copier_->Submit(pieces.data(), pieces.size(), /*past_cache=*/false);
   if (status.ok()) ++copied_begun_;

@@ -17,6 +17,8 @@ namespace hetccl::transport {
 class StagingRing {
  public:
   Status Make(device::Space& space, device::Direction direction, const Staging& staging);
+  void Make(std::unique_ptr<device::SlotMemory> memory, std::unique_ptr<device::Copier> copier,
+            const Staging& staging);
 
   std::byte* slot(uint64_t number) const {
     return memory_->data() + number % lengths_.size() * slot_bytes_;

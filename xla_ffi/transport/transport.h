@@ -11,6 +11,7 @@
 #define XLA_FFI_TRANSPORT_TRANSPORT_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +35,14 @@ struct Progress {
   bool copying = false;
 };
 
+// By which device a channel goes that has one of its own, for people.
+struct Route {
+  std::string device;  // empty: the channel has none
+  int port = 0;
+  std::string slots;    // where its slots lie, and why there
+  uint64_t copied = 0;  // payload bytes that a CPU of this side has copied so far
+};
+
 // What the two halves have in common.
 class Endpoint {
  public:
@@ -53,7 +62,8 @@ class Endpoint {
   // wake poll_fds(). True if something can be moved right now, so that sleeping would be wrong.
   virtual bool ArmDoorbell() = 0;
   // Whether nothing on this side touches the memory of the message under way at this moment. If
-  // not, it will without another step: copies that have begun end. For giving a message up.
+  // not, it will without another step: copies that have begun end. For giving a message up: a NIC
+  // that could still touch the memory is stopped by this, and nothing moves any more.
   virtual bool Quiet() { return true; }
   // Tells the peer that this side closes. Best effort: the peer may be gone, and a message that is
   // half sent cannot be followed by anything. Nothing may be moved afterwards.
@@ -61,6 +71,8 @@ class Endpoint {
   // True once nothing that was sent depends on this process any more, so that closing loses none of
   // it. Meant to be asked again, for a bounded time, after SayGoodbye.
   virtual bool Drained() = 0;
+  // Any thread.
+  virtual Route route() const { return {}; }
 };
 
 class Sender : public Endpoint {

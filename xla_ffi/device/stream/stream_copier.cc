@@ -14,8 +14,8 @@ constexpr auto kCloseBound = std::chrono::seconds(5);
 
 }  // namespace
 
-StreamCopier::StreamCopier(std::shared_ptr<StreamSpace> space, Direction direction)
-    : space_(std::move(space)), direction_(direction) {}
+StreamCopier::StreamCopier(std::shared_ptr<StreamSpace> space, Direction direction, SlotsOn slots)
+    : space_(std::move(space)), direction_(direction), slots_(slots) {}
 
 Status StreamCopier::Initialise() {
   const ScopedCurrent current(space_->gpu_);
@@ -36,20 +36,25 @@ StreamCopier::~StreamCopier() {
   }
 }
 
+Status StreamCopier::Queue(const CopyPiece& piece, Stream stream) const {
+  const Gpu& gpu = space_->gpu_;
+  if (slots_ == SlotsOn::kDevice) {
+    return gpu.MemcpyDtoDAsync(piece.to, piece.from, piece.bytes, stream);
+  }
+  return direction_ == Direction::kOut
+             ? gpu.MemcpyDtoHAsync(piece.to, piece.from, piece.bytes, stream)
+             : gpu.MemcpyHtoDAsync(piece.to, piece.from, piece.bytes, stream);
+}
+
 Status StreamCopier::Submit(const CopyPiece* pieces, size_t count, bool) {
   if (!lost_.ok()) return lost_;
   if (submitted_ - ended_ >= kDepth) return InternalError("a copier got more than its depth");
   if (Status status = space_->Enter(); !status.ok()) return status;
-  const Gpu& gpu = space_->gpu_;
   if (submitted_ == ended_) last_progress_ = Clock::now();
   const std::shared_lock<std::shared_mutex> lock(space_->copy_streams_mutex_);
   const Stream stream = space_->copy_stream(direction_);
   for (size_t i = 0; i < count; ++i) {
-    const CopyPiece& piece = pieces[i];
-    Status status = direction_ == Direction::kOut
-                        ? gpu.MemcpyDtoHAsync(piece.to, piece.from, piece.bytes, stream)
-                        : gpu.MemcpyHtoDAsync(piece.to, piece.from, piece.bytes, stream);
-    if (!status.ok()) return lost_ = status;
+    if (Status status = Queue(pieces[i], stream); !status.ok()) return lost_ = status;
   }
   if (Status status = space_->copy_marks_.Record(marks_[submitted_ % kDepth], stream);
       !status.ok()) {

@@ -12,13 +12,15 @@
 
 namespace hetccl::device {
 
+enum class SlotsOn { kHost, kDevice };
+
 // A channel's copier: queues each submission and a mark behind it in a stream that it shares with
 // other channels. Its destructor waits, bounded, for its copies.
 class StreamCopier final : public Copier {
  public:
   static constexpr int kDepth = 8;
 
-  StreamCopier(std::shared_ptr<StreamSpace> space, Direction direction);
+  StreamCopier(std::shared_ptr<StreamSpace> space, Direction direction, SlotsOn slots);
   ~StreamCopier() override;
   Status Initialise();
 
@@ -28,11 +30,13 @@ class StreamCopier final : public Copier {
   bool Quiet() override;
 
  private:
+  Status Queue(const CopyPiece& piece, Stream stream) const;
   // Whether the device still answers, asked now and then while nothing ends.
   Status CheckDevice();
 
   const std::shared_ptr<StreamSpace> space_;
   const Direction direction_;
+  const SlotsOn slots_;
   std::array<Mark*, kDepth> marks_{};  // of submission n % kDepth
   uint64_t submitted_ = 0;
   uint64_t ended_ = 0;

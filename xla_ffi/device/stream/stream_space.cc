@@ -183,7 +183,7 @@ Status StreamSpace::Enter() const {
 }
 
 Status StreamSpace::MakeCopier(Direction direction, size_t, std::unique_ptr<Copier>* copier) {
-  auto made = std::make_unique<StreamCopier>(shared_from_this(), direction);
+  auto made = std::make_unique<StreamCopier>(shared_from_this(), direction, SlotsOn::kHost);
   if (Status status = made->Initialise(); !status.ok()) return status;
   *copier = std::move(made);
   return Status();

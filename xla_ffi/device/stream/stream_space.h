@@ -66,6 +66,9 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
                     std::unique_ptr<Copier>* copier) override;
   Status Register(void* data, size_t bytes, std::unique_ptr<SlotMemory>* memory) override;
   Status Allocate(size_t bytes, std::unique_ptr<SlotMemory>* memory) override;
+  Status AllocateOnDevice(size_t bytes, std::unique_ptr<SlotMemory>* memory,
+                          DmaBuf* dmabuf) override;
+  Status MakeDeviceCopier(Direction direction, std::unique_ptr<Copier>* copier) override;
   void Expect(std::byte*, size_t) override {}
   Status Zero(std::byte* data, size_t bytes, Queue queue) override;
   Status MarkStart(Queue queue, std::shared_ptr<Gate>* gate) override;
@@ -87,7 +90,7 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // A network card's writes into device memory can be seen by work that starts after this, where
   // the hardware does not see to it by itself. For transports whose flag the host sees. Any thread
   // of ours.
-  Status OrderRemoteWrites();
+  Status OrderRemoteWrites() override;
   bool orders_remote_writes() const;
 
  private:
@@ -95,6 +98,7 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   friend class StreamGate;
   friend class StreamHold;
   friend class PinnedMemory;
+  friend class DeviceMemory;
 
   StreamSpace(const Gpu& gpu, StreamSync sync);
   Status Initialise();

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
-#include "xla_ffi/transport/shm/link.h"
+#include "xla_ffi/transport/link.h"
 #include "xla_ffi/transport/shm/slots.h"
 #include "xla_ffi/transport/span_cursor.h"
 #include "xla_ffi/transport/transport.h"

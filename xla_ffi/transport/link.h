@@ -1,6 +1,7 @@
-// The stream socket beside the shared memory: doorbells, the goodbye, and the peer's end.
-#ifndef XLA_FFI_TRANSPORT_SHM_LINK_H_
-#define XLA_FFI_TRANSPORT_SHM_LINK_H_
+// The stream socket beside a payload that goes another way: doorbells, the goodbye, and the peer's
+// end.
+#ifndef XLA_FFI_TRANSPORT_LINK_H_
+#define XLA_FFI_TRANSPORT_LINK_H_
 
 #include <atomic>
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include "xla_ffi/common/fd.h"
 #include "xla_ffi/transport/transport.h"
 
-namespace hetccl::transport::shm {
+namespace hetccl::transport {
 
 // One side's end. Proxy thread only.
 class Link {
@@ -33,6 +34,6 @@ class Link {
   std::string lost_reason_;
 };
 
-}  // namespace hetccl::transport::shm
+}  // namespace hetccl::transport
 
-#endif  // XLA_FFI_TRANSPORT_SHM_LINK_H_
+#endif  // XLA_FFI_TRANSPORT_LINK_H_

@@ -1,10 +1,10 @@
-#include "xla_ffi/transport/shm/link.h"
+#include "xla_ffi/transport/link.h"
 
 #include <sys/socket.h>
 
 #include <cerrno>
 
-namespace hetccl::transport::shm {
+namespace hetccl::transport {
 namespace {
 
 constexpr char kDoorbell = 'D';
@@ -48,4 +48,4 @@ void Link::SayGoodbye() {
   ::shutdown(socket_.get(), SHUT_WR);
 }
 
-}  // namespace hetccl::transport::shm
+}  // namespace hetccl::transport

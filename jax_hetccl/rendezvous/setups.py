@@ -1,0 +1,70 @@
+"""Setting up incoming channels that block while they do so: the threads "hetccl-setup".
+
+Both ends of an rdma channel try their queue pairs over its stream, for seconds if they do not work. On the accept thread
+one such peer would keep all others waiting, and they would take that for queue pairs that do not work.
+
+These threads wait for the dialing thread of another process, which waits for a thread like these there, never for one
+that dials: two processes that open channels to each other at once do not wait in a circle. A set-up begins with the last
+message of the handshake. Until it comes, a dialer has the long patience of the handshake, however many are before it;
+only then it counts the seconds of a queue pair that does not answer.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import fcntl
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+# They mostly wait. Peers that do not answer hold one each for seconds; the others need the rest.
+THREADS = 16
+
+
+class Setups:
+    """Sets up channels, many at a time. Owns their sockets until then."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(THREADS, "hetccl-setup")
+        self._sockets: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    def start(self, sock: socket.socket, greeting: bytes, act: Callable[[list[int]], None]) -> None:
+        """Sends `greeting`, then calls `act` with a descriptor of `sock`, which it then owns. Returns at once.
+
+        Args:
+          sock: the channel's stream; now belongs to this object.
+          greeting: the last message of the handshake.
+          act: sets up the channel; may block.
+        """
+        with self._lock:
+            self._sockets.add(sock)
+        future = self._pool.submit(self._set_up, sock, greeting, act)
+        future.add_done_callback(lambda _: self._forget(sock))  # also if it is cancelled
+
+    def close(self) -> None:
+        """Ends the streams of what is being set up, and waits until that has noticed."""
+        with self._lock:
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        self._pool.shutdown(cancel_futures=True)
+
+    def _set_up(self, sock: socket.socket, greeting: bytes, act: Callable[[list[int]], None]) -> None:
+        try:
+            sock.sendall(greeting)
+            # A copy, so that `close` can end the stream while `act` waits on it.
+            act([fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 0)])
+        except OSError as error:
+            _log.debug("a connection was dropped: %s", error)
+        except Exception:
+            _log.exception("a channel could not be set up")
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._sockets.discard(sock)
+        sock.close()

@@ -1,0 +1,172 @@
+#include "xla_ffi/transport/rdma/handshake.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+namespace hetccl::transport::rdma {
+namespace {
+
+constexpr char kReady = 'R';
+constexpr char kWorks = 'K';
+constexpr char kFails = 'F';
+
+Status Wait(int socket, short events, TimePoint deadline, const char* what) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0) {
+      return InternalError(std::string("the peer did not ") + what + " within " +
+                           std::to_string(static_cast<int>(ToSeconds(kHandshakeBound))) + " s");
+    }
+    pollfd polled = {socket, events, 0};
+    const int ready = ::poll(&polled, 1, static_cast<int>(left.count()));
+    if (ready > 0) return Status();
+    if (ready < 0 && errno != EINTR) return InternalError(ErrnoMessage("poll", errno));
+  }
+}
+
+Status Send(int socket, const void* data, size_t bytes) {
+  const TimePoint deadline = Clock::now() + kHandshakeBound;
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t sent = ::send(socket, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      at += sent;
+      bytes -= static_cast<size_t>(sent);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      Status status = Wait(socket, POLLOUT, deadline, "take the handshake's bytes");
+      if (!status.ok()) return status;
+    } else if (errno != EINTR) {
+      return InternalError(ErrnoMessage("the connection broke during the handshake", errno));
+    }
+  }
+  return Status();
+}
+
+Status Receive(int socket, void* data, size_t bytes, const char* what) {
+  const TimePoint deadline = Clock::now() + kHandshakeBound;
+  char* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t count = ::recv(socket, at, bytes, MSG_DONTWAIT);
+    if (count > 0) {
+      at += count;
+      bytes -= static_cast<size_t>(count);
+    } else if (count == 0) {
+      return InternalError("the peer closed the connection during the handshake");
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (Status status = Wait(socket, POLLIN, deadline, what); !status.ok()) return status;
+    } else if (errno != EINTR) {
+      return InternalError(ErrnoMessage("the connection broke during the handshake", errno));
+    }
+  }
+  return Status();
+}
+
+// One write each way.
+Status Probe(QueuePair* queue_pair, const void* probe, uint32_t lkey,
+             const EndpointRecord& theirs) {
+  Write write = {probe, lkey, 8, theirs.address + kProbeOffset, theirs.rkey};
+  write.has_immediate = true;
+  write.immediate = Pack(Immediate::kProbe, 0);
+  if (Status status = queue_pair->Post(write); !status.ok()) return status;
+  bool sent = false, received = false;
+  std::vector<Completion> completions;
+  const TimePoint deadline = Clock::now() + kHandshakeBound;
+  while (!sent || !received) {
+    completions.clear();
+    if (Status status = queue_pair->Poll(&completions); !status.ok()) return status;
+    for (const Completion& completion : completions) {
+      sent |= !completion.receive;
+      if (!completion.receive) continue;
+      if (KindOf(completion.immediate) != Immediate::kProbe) {
+        return InternalError(queue_pair->where() + ": the peer did not begin with a probe");
+      }
+      received = true;
+    }
+    if (Clock::now() > deadline) {
+      return InternalError(
+          queue_pair->where() + ": a probe of 8 bytes " +
+          (sent ? "from the peer did not arrive" : "to the peer was not acknowledged") +
+          " within " + std::to_string(static_cast<int>(ToSeconds(kHandshakeBound))) +
+          " s; is there a route between the two NICs, and RoCE (UDP port 4791) "
+          "let through?");
+    }
+    if (completions.empty()) ::sched_yield();
+  }
+  return queue_pair->PostReceives(1);
+}
+
+// What one side found, and what the other did.
+Status Agree(int socket, const Status& mine) {
+  std::string verdict(1, kWorks);
+  if (!mine.ok()) {
+    const std::string text = mine.message().substr(0, 255);
+    verdict = std::string(1, kFails) + static_cast<char>(text.size()) + text;
+  }
+  if (Status status = Send(socket, verdict.data(), verdict.size()); !status.ok()) {
+    return mine.ok() ? status : mine;
+  }
+  char theirs = 0;
+  if (!mine.ok()) {
+    // Closing while the peer still sends would make a TCP drop what it was told.
+    (void)Receive(socket, &theirs, 1, "").ok();
+    return mine;
+  }
+  if (Status status = Receive(socket, &theirs, 1, "say that RDMA works"); !status.ok()) {
+    return status;
+  }
+  if (theirs == kWorks) return Status();
+  unsigned char size = 0;
+  char text[256] = {};
+  if (theirs != kFails || !Receive(socket, &size, 1, "say why").ok() ||
+      !Receive(socket, text, size, "say why").ok()) {
+    return InternalError("the peer's handshake failed");
+  }
+  return InternalError("at the peer: " + std::string(text, size));
+}
+
+}  // namespace
+
+Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, const void* probe,
+                 uint32_t probe_lkey, EndpointRecord* theirs) {
+  // A peer that refuses may have closed already, and its reason is worth more than that.
+  const Status sent = Send(socket, &mine, sizeof(mine));
+  Status status = Receive(socket, theirs, sizeof(*theirs), "send its endpoint record");
+  if (!sent.ok() && !status.ok()) return sent;
+  if (status.ok()) status = CheckRecord(*theirs, mine.role);
+  if (!status.ok()) return status;
+  status = queue_pair->Connect(mine, *theirs);
+  if (!status.ok()) return Agree(socket, status);
+  if (status = Send(socket, &kReady, 1); !status.ok()) return status;
+  char ready = 0;
+  status = Receive(socket, &ready, 1, "get its queue pair ready");
+  if (!status.ok()) return status;
+  if (ready == kFails) {
+    unsigned char size = 0;
+    char text[256] = {};
+    if (Receive(socket, &size, 1, "say why").ok())
+      (void)Receive(socket, text, size, "say why").ok();
+    return InternalError("at the peer: " + std::string(text, size));
+  }
+  if (ready != kReady) return InternalError("the peer's handshake is not that of wire.h");
+  return Agree(socket, Probe(queue_pair, probe, probe_lkey, *theirs));
+}
+
+void Refuse(int socket, Role mine, const std::string& reason) {
+  EndpointRecord record;
+  record.record_bytes = sizeof(record);
+  record.role = mine;
+  record.error = 1;
+  std::memcpy(record.text, reason.data(), std::min(reason.size(), sizeof(record.text) - 1));
+  EndpointRecord theirs;
+  if (!Send(socket, &record, sizeof(record)).ok()) return;
+  // As above, so that the reason arrives.
+  (void)Receive(socket, &theirs, sizeof(theirs), "").ok();
+}
+
+}  // namespace hetccl::transport::rdma

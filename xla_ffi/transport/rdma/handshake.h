@@ -1,0 +1,28 @@
+// How the two ends of a channel come together, over its stream socket; see wire.h.
+#ifndef XLA_FFI_TRANSPORT_RDMA_HANDSHAKE_H_
+#define XLA_FFI_TRANSPORT_RDMA_HANDSHAKE_H_
+
+#include <string>
+
+#include "xla_ffi/common/clock.h"
+#include "xla_ffi/common/status.h"
+#include "xla_ffi/transport/rdma/queue_pair.h"
+#include "xla_ffi/transport/rdma/wire.h"
+
+namespace hetccl::transport::rdma {
+
+// Waits for the peer at most this long in each of the four steps.
+inline constexpr Duration kHandshakeBound = std::chrono::seconds(5);
+
+// Connects the queue pair, whose receives are posted, and probes it both ways. `probe`: 8
+// registered bytes that are written to the peer. Waits; not for a proxy thread. Either both sides
+// succeed or both fail, unless the socket breaks in between.
+Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, const void* probe,
+                 uint32_t probe_lkey, EndpointRecord* theirs);
+
+// Tells a peer that expects a record why there is none.
+void Refuse(int socket, Role mine, const std::string& reason);
+
+}  // namespace hetccl::transport::rdma
+
+#endif  // XLA_FFI_TRANSPORT_RDMA_HANDSHAKE_H_

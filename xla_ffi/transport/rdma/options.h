@@ -1,0 +1,20 @@
+// How a channel uses its NIC.
+#ifndef XLA_FFI_TRANSPORT_RDMA_OPTIONS_H_
+#define XLA_FFI_TRANSPORT_RDMA_OPTIONS_H_
+
+#include <string>
+
+namespace hetccl::transport::rdma {
+
+struct Options {
+  std::string device;  // "mlx5_0"
+  int port = 1;
+  int gid_index = 0;      // used on Ethernet, and on InfiniBand between subnets
+  int traffic_class = 0;  // the IP header's 8 bits, DSCP and ECN
+  int timeout = 18;       // until a packet is sent again: 4.096 us * 2^timeout
+  int retry_count = 6;    // 0 to 7; software RoCE takes 7 for without end
+};
+
+}  // namespace hetccl::transport::rdma
+
+#endif  // XLA_FFI_TRANSPORT_RDMA_OPTIONS_H_
