@@ -53,6 +53,19 @@ class Stats(PeerStats):
     threads: Mapping[str, int]
     devices: Mapping[int, DeviceStats]
 
+class Section:
+    """Time in which no stream of some GPUs is held: exchanges that have to be waited for are waited for on the host."""
+
+    def enter(self, timeout_s: float) -> bool:
+        """Opens the section and waits, without the GIL, for the streams that are held now.
+
+        Returns:
+          Whether none is held any more; it is open in both cases.
+        """
+
+    def leave(self) -> None:
+        """Closes the section. Does nothing if it is not open."""
+
 class Engine:
     """All channels, plans and native threads of this process in one world.
 
@@ -109,6 +122,9 @@ class Engine:
         Raises:
           RuntimeError: the driver, a symbol of it or the device is missing; says which.
         """
+
+    def section(self, device_ordinals: Sequence[int]) -> Section:
+        """A section of these GPUs, not entered yet; of other devices, nothing."""
 
     def set_rank_name(self, rank: int, name: str) -> None:
         """Names a rank for error messages, e.g. "left/0 rank 2"."""

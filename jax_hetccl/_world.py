@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jax_hetccl import _compat, island
-from jax_hetccl._config import Config, ask_for_queues, resolve
+from jax_hetccl._config import Config, ask_for_queues, growing_memory, resolve
 from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, staging
 from jax_hetccl.failure import FailureMonitor
@@ -169,6 +169,8 @@ class World:
             # The handlers keep the engine until it has closed: it answers what is pending, with no engine they fail.
             with _logged("closing the engine"):
                 self.engine.close(_CLOSE_S)
+        with _logged("taking channels"):
+            self._channels.join()
         _use_engine(None)
         island_members = [m.index for m in self.control.members if m.cluster == self.cluster]
         if self.failure and any(self.control.broken(member) for member in island_members):
@@ -316,6 +318,8 @@ def form(
         left = max(deadline - time.monotonic(), 1.0)
         clusters, owner = island.assemble(control, control.collect("devices", timeout=left))
         if problem := stuck.get(clusters[config.cluster].platform):
+            _log.warning("%s: %s", config.member_name, problem)
+        if clusters[config.cluster].platform != "cpu" and (problem := growing_memory()):
             _log.warning("%s: %s", config.member_name, problem)
         engine = engine_factory(config, control)
         if engine is not None:

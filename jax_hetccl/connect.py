@@ -5,12 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax_hetccl._config import Config
-from jax_hetccl._errors import HetcclError
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
 from jax_hetccl.rendezvous.channels import Opener
 from jax_hetccl.rendezvous.control import ControlPlane
@@ -81,6 +81,8 @@ class Channels(AcceptorHooks):
         self._lock = threading.Lock()
         self._outgoing: dict[Pair, concurrent.futures.Future[str]] = {}
         self._incoming: dict[Pair, str] = {}
+        # A GPU's slots wait until no exchange holds its stream; the peers' next channels must not wait for that.
+        self._taker = concurrent.futures.ThreadPoolExecutor(1, "hetccl-take")
         acceptor.start(self)
 
     def ensure(self, pairs: Iterable[Pair]) -> None:
@@ -136,6 +138,11 @@ class Channels(AcceptorHooks):
     def close(self) -> None:
         """Stops accepting. Channels belong to the engine and end with it."""
         self._acceptor.close()
+        self._taker.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        """Waits for a channel that was still being taken; once the engine is closed, which ends what that waits for."""
+        self._taker.shutdown()
 
     # --- AcceptorHooks, on the accept thread -------------------------------------------------
 
@@ -161,10 +168,25 @@ class Channels(AcceptorHooks):
         with self._lock:
             self._incoming[claim.src, claim.dst] = claim.transport
         try:
+            taken = self._taker.submit(self._take, claim, fds)
+        except RuntimeError:  # closing
+            _close(fds)
+        else:
+            taken.add_done_callback(lambda done: _close(fds) if done.cancelled() else None)
+
+    # --- on the thread "hetccl-take" ---------------------------------------------------------
+
+    def _take(self, claim: Claim, fds: list[int]) -> None:
+        try:
             self._engine.add_channel(
                 local_rank=claim.dst, peer_rank=claim.src, outgoing=False, transport=claim.transport, fds=fds
             )
         except Exception as error:
             message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
+            _log.exception("%s", message)
             self._report("internal", message)
-            raise HetcclError(message) from error
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -8,11 +8,12 @@ exchanges of the whole program one order.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jax_hetccl import _compat
+from jax_hetccl import _compat, loading
 from jax_hetccl._compat import AnyMesh, Lowering, ir
 from jax_hetccl._errors import AgreementError, RendezvousError, UnsupportedError
 from jax_hetccl._world import World
@@ -99,6 +100,9 @@ class SpanningHooks:
 
     def lowering_begins(self) -> None:
         self._lowering.spanning = False
+
+    def loading(self, devices: Iterable[Any]) -> contextlib.AbstractContextManager[None] | None:
+        return loading.section(self.world, devices)
 
     def finish_module(self, module: ir.Module) -> None:
         ordering.finish(self.world, self.registry, module)

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"rendezvous"},
     {"island", "connect", "failure", "unready"},
     {"_world"},
-    {"agreement"},
+    {"agreement", "loading"},
     {"decompose", "ordering"},
     {"syncing"},
     {"spanning"},

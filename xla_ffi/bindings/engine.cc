@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -156,6 +157,21 @@ void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arri
 
 }  // namespace
 
+SectionObject::SectionObject(Engine& engine, const std::vector<int>& ordinals) {
+  for (int ordinal : ordinals) {
+    if (auto gpu = engine.Gpu(ordinal)) gpus_.push_back(std::move(gpu));
+  }
+}
+
+bool SectionObject::Enter(double timeout_s) {
+  const TimePoint deadline = Clock::now() + Seconds(timeout_s);
+  for (const auto& gpu : gpus_) open_.emplace_back(&gpu->exclusion());
+  for (const auto& gpu : gpus_) {
+    if (!gpu->exclusion().AwaitNoHold(std::max(deadline - Clock::now(), Duration(0)))) return false;
+  }
+  return true;
+}
+
 EngineObject::~EngineObject() {
   // Joining threads that run XLA programs with Python callbacks needs the GIL released.
   if (engine.use_count() != 1) return;
@@ -171,6 +187,9 @@ void DefineEngine(nb::module_& module) {
       .def("__repr__", [](const Failure& failure) {
         return "Failure(" + failure.kind + ": " + failure.message + ")";
       });
+  nb::class_<SectionObject>(module, "Section")
+      .def("enter", &SectionObject::Enter, "timeout_s"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("leave", &SectionObject::Leave);
   nb::class_<EngineObject>(module, "Engine")
       .def("__init__", &Construct, nb::kw_only(), "epoch"_a, "timeout_s"_a = 60.0,
            "arrival_timeout_s"_a = 600.0, "mismatch_grace_s"_a = 2.0, "abort_grace_s"_a = 2.0,
@@ -194,7 +213,14 @@ void DefineEngine(nb::module_& module) {
           "add_channel",
           [](EngineObject& self, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
              const std::string& transport, const std::vector<int>& fds) {
-            Raise(AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport, fds));
+            Status status;
+            {
+              // A GPU's slots wait until nothing is held, which Python's threads may have to see
+              // to.
+              nb::gil_scoped_release release;
+              status = AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport, fds);
+            }
+            Raise(status);
           },
           nb::kw_only(), "local_rank"_a, "peer_rank"_a, "outgoing"_a, "transport"_a, "fds"_a)
       .def("add_plan", &AddPlan, "plan_id"_a, "text"_a, "wire_id"_a, "device_ordinal"_a, "sends"_a,
@@ -215,6 +241,12 @@ void DefineEngine(nb::module_& module) {
           },
           "kind"_a, "message"_a)
       .def("failure", [](EngineObject& self) { return ToFailure(self.engine->failure()); })
+      .def(
+          "section",
+          [](EngineObject& self, const std::vector<int>& device_ordinals) {
+            return new SectionObject(*self.engine, device_ordinals);
+          },
+          "device_ordinals"_a)
       .def("stats", &Stats)
       .def("pending", [](EngineObject& self) { return self.engine->Pending(); })
       .def(

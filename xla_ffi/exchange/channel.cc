@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <thread>
 
+#include "xla_ffi/exchange/end_process.h"
+
 namespace hetccl {
 namespace {
 
@@ -68,11 +70,28 @@ bool Channel::Started(Exchange* exchange) {
   return started;
 }
 
-void Channel::AwaitQuiet(transport::Endpoint* endpoint) {
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(5);
-  while (!endpoint->Quiet() && Clock::now() < deadline) {
+void Channel::AwaitQuiet(transport::Endpoint* endpoint, const Exchange& exchange) const {
+  const TimePoint deadline = Clock::now() + context_->bounds.give_back;
+  while (!endpoint->Quiet()) {
+    if (Clock::now() > deadline) EndWith(exchange);
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+}
+
+void Channel::CheckGivenBack(TimePoint now, const Exchange* under_way) {
+  // Several looks: a process that was stopped meanwhile gets time to go on.
+  constexpr int kLooks = 3;
+  const bool late = under_way != nullptr && context_->failure.has_adopted() &&
+                    context_->failure.SinceAdoption(now) > context_->bounds.give_back;
+  late_looks_ = late ? late_looks_ + 1 : 0;
+  if (late_looks_ >= kLooks) EndWith(*under_way);
+}
+
+void Channel::EndWith(const Exchange& exchange) const {
+  EndProcess(context_->failure.adopted(),
+             OperationName(exchange) + " at " + LocalName() +
+                 " has failed, but what it still does with the device's memory does not end: " +
+                 kCopyStuck + "; the memory cannot be given back, so this process ends");
 }
 
 void Channel::Moved(size_t bytes) {

@@ -27,6 +27,8 @@ struct Bounds {
   Duration progress;        // between two bytes of a message under way
   Duration arrival;         // until the peer reaches the operation
   Duration mismatch_grace;  // of silence, see IncomingChannel
+  // Behind a failure, for whatever still touches a program's memory; then the process ends.
+  Duration give_back;
 };
 
 // Shared by all channels of an engine.
@@ -125,8 +127,12 @@ class Channel : public proxy::Task {
   // Whether the exchange's device has come to its start. Breaks if the device is lost. Proxy
   // thread.
   bool Started(Exchange* exchange);
-  // Waits, bounded, until nothing touches the memory of the message under way. Closing thread.
-  static void AwaitQuiet(transport::Endpoint* endpoint);
+  // Waits until nothing touches the memory of the message under way, and ends the process if that
+  // does not come. Closing thread.
+  void AwaitQuiet(transport::Endpoint* endpoint, const Exchange& exchange) const;
+  // Behind a failure: ends the process if the part under way has not ended in time. The memory
+  // could not be given back, and its program would wait for good. Watchdog.
+  void CheckGivenBack(TimePoint now, const Exchange* under_way);
   // Counts progress of the part under way. Proxy thread.
   void Moved(size_t bytes);
   // Notes that the part under way, and thus something with this peer, goes on. Proxy thread.
@@ -135,6 +141,7 @@ class Channel : public proxy::Task {
   Status Timeout(const Exchange& exchange, const char* verb, const char* preposition,
                  uint64_t moved, uint64_t total, Duration waited, bool under_way,
                  const char* hint) const;
+  [[noreturn]] void EndWith(const Exchange& exchange) const;
 
   const std::shared_ptr<ChannelContext> context_;
   const uint32_t local_rank_;
@@ -146,6 +153,7 @@ class Channel : public proxy::Task {
   std::atomic<uint64_t> moved_{0};
   std::atomic<int64_t> last_progress_{0};  // Clock ticks
   std::atomic<bool> copying_{false};       // a copy on the own device is under way
+  int late_looks_ = 0;                     // watchdog only
 
   mutable std::mutex mutex_;
   bool closed_ = false;        // guarded by mutex_: parts are refused

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "xla_ffi/exchange/end_process.h"
+
 namespace hetccl {
 namespace {
 
@@ -46,7 +48,7 @@ Engine::Engine(const EngineOptions& options)
       context_(std::make_shared<ChannelContext>(
           options.epoch,
           Bounds{Seconds(options.timeout_s), Seconds(options.arrival_timeout_s),
-                 Seconds(options.mismatch_grace_s)},
+                 Seconds(options.mismatch_grace_s), Seconds(options.give_back_s)},
           Seconds(options.abort_grace_s))),
       pool_(std::make_shared<ElasticPool>("hetccl-done")),
       in_flight_(std::make_shared<std::atomic<int64_t>>(0)),
@@ -66,16 +68,29 @@ Status Engine::SetLocalDevice(int device_ordinal, uint32_t rank,
         "with host functions (HETCCL_STREAM_SYNC=hostfunc, or a device without stream memory "
         "operations) a process can have one GPU: run one process for each GPU");
   }
+  // No exchange whose program has come to it lasts longer.
+  if (gpu) gpu->SetHoldBound(Seconds(options_.arrival_timeout_s + options_.timeout_s + 30));
   local_devices_[device_ordinal] = {rank, std::move(gpu)};
   return Status();
 }
 
 device::Space& Engine::SpaceOf(uint32_t rank) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [ordinal, device] : local_devices_) {
-    if (device.rank == rank && device.gpu != nullptr) return *device.gpu;  // lives for ever
-  }
+  if (const auto gpu = GpuOf(rank)) return *gpu;  // lives for ever
   return host_;
+}
+
+std::shared_ptr<device::StreamSpace> Engine::GpuOf(uint32_t rank) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [ordinal, device] : local_devices_) {
+    if (device.rank == rank) return device.gpu;
+  }
+  return nullptr;
+}
+
+bool Engine::HasGpu() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(local_devices_.begin(), local_devices_.end(),
+                     [](const auto& device) { return device.second.gpu != nullptr; });
 }
 
 std::shared_ptr<device::StreamSpace> Engine::Gpu(int device_ordinal) const {
@@ -299,6 +314,12 @@ Status Engine::Close(Duration bound) {
   for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->FailAll();
   const int stuck_proxies = channels_.Shutdown(deadline);
   if (stuck_proxies == 0) host_.Close();
+  if (stuck_proxies > 0 && in_flight_->load() > 0 && HasGpu()) {
+    // Nobody would end the exchanges of a thread that comes back only now.
+    EndProcess(failure(), std::to_string(stuck_proxies) +
+                              " threads of jax_hetccl are inside the GPU's driver, which does not "
+                              "return, and streams may wait for them, so this process ends");
+  }
   const Duration left = std::max(deadline - Clock::now(), Duration(std::chrono::milliseconds(50)));
   const int stuck_completions = pool_->Shutdown(left);
   context_->failure.Close();

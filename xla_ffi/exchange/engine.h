@@ -32,6 +32,9 @@ struct EngineOptions {
   double arrival_timeout_s = 600;
   double mismatch_grace_s = 2;
   double abort_grace_s = 2;
+  // Behind a failure, for copies and fills of a device that are still to end; then the process
+  // ends.
+  double give_back_s = 10;
   int proxy_threads = 0;  // 0: chosen by the number of cores
   double spin_us = 50;    // how long a proxy thread spins before it sleeps
   int copy_threads = 0;   // of the host's side of pairs with a GPU; 0: by the number of cores
@@ -106,6 +109,8 @@ class Engine {
   device::Space& SpaceOf(uint32_t rank);
   // Null unless the device is a GPU.
   std::shared_ptr<device::StreamSpace> Gpu(int device_ordinal) const;
+  // The same by rank.
+  std::shared_ptr<device::StreamSpace> GpuOf(uint32_t rank) const;
   const EngineOptions& options() const { return options_; }
   Directory& directory() { return context_->directory; }
   ChannelTable& channels() { return channels_; }
@@ -129,6 +134,8 @@ class Engine {
 
   std::optional<Status> WaitFailure(Duration bound);
   void Abort(const Status& status);
+  // Makes this the candidate if there is none.
+  void Fail(const Status& status) { context_->failure.Propose(status); }
   // The adopted error; ok while there is none.
   Status failure() const { return context_->failure.adopted(); }
   // Outlives the engine, for completions that do.
@@ -143,6 +150,7 @@ class Engine {
   Status Close(Duration bound);
 
  private:
+  bool HasGpu() const;
   std::shared_ptr<const DevicePlan> FindPlan(uint64_t id, int device_ordinal) const;
   // Ok if starts may go on failing softly; the error once a program does so for too long.
   Status CheckAfterFailure(uint64_t program);

@@ -78,6 +78,8 @@ Pace IncomingChannel::Step() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!posted_.empty()) oldest = posted_.front().exchange;
   }
+  bool started = false;
+  if (oldest && oldest->gate_asks_driver()) (void)oldest->PollStarted(&started).ok();
   CheckPeer(*receiver_, oldest.get());
   return oldest && !broken_ ? Pace::kWaiting : Pace::kIdle;
 }
@@ -193,8 +195,9 @@ void IncomingChannel::PollOldest() {
     if (!posted_.empty()) oldest = posted_.front().exchange;
   }
   bool started = false;
-  // A lost device shows when something is to be moved, with the operation's name.
-  if (oldest != nullptr) (void)oldest->PollStarted(&started).ok();
+  // A lost device shows when something is to be moved, with the operation's name. The watchdog must
+  // get on whoever waits in a driver; there the proxy thread asks, a little later.
+  if (oldest != nullptr && !oldest->gate_asks_driver()) (void)oldest->PollStarted(&started).ok();
 }
 
 void IncomingChannel::CheckDeadlines(TimePoint now) {
@@ -202,6 +205,7 @@ void IncomingChannel::CheckDeadlines(TimePoint now) {
   Status failure;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    CheckGivenBack(now, current_ ? current_->exchange.get() : nullptr);
     if (broken_.load(std::memory_order_relaxed) || closed_) return;
     if (current_) failure = OverdueCurrent(now);
     if (failure.ok() && !posted_.empty() && (!current_ || overtaking_)) {
@@ -241,7 +245,7 @@ std::string IncomingChannel::OldestOperation() const {
 
 void IncomingChannel::Shutdown() {
   if (current_) {
-    AwaitQuiet(receiver_.get());
+    AwaitQuiet(receiver_.get(), *current_->exchange);
     EndCurrent(/*failed=*/true);
   }
   if (receiver_) receiver_->SayGoodbye();

@@ -82,8 +82,8 @@ class IncomingChannel final : public Channel {
   // there is none. Requires mutex_.
   Status OverdueCurrent(TimePoint now) const;
   Status OverdueOldest(TimePoint now) const;
-  // Asks the oldest receive's exchange whether it has started, which nobody else does while nothing
-  // arrives. Watchdog.
+  // Asks the oldest receive's exchange whether it has started, while nothing arrives, unless that
+  // might wait. Watchdog.
   void PollOldest();
 
   std::unique_ptr<transport::Receiver> receiver_;  // set once by Attach, then proxy thread only

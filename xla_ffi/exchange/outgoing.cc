@@ -104,6 +104,7 @@ void OutgoingChannel::CheckDeadlines(TimePoint now) {
   Status timeout;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    CheckGivenBack(now, current_ ? current_->exchange.get() : nullptr);
     if (!current_ || broken_.load(std::memory_order_relaxed)) return;
     // An own copy that is under way needs nothing of the peer.
     const bool begun =
@@ -152,7 +153,7 @@ std::string OutgoingChannel::OldestOperation() const {
 
 void OutgoingChannel::Shutdown() {
   if (current_) {
-    AwaitQuiet(sender_.get());
+    AwaitQuiet(sender_.get(), *current_->exchange);
     EndCurrent(/*failed=*/true);
   }
   sender_->SayGoodbye();

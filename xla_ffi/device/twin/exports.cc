@@ -168,7 +168,8 @@ TWIN_EXPORT int TWIN_NAME(cuMemsetD32Async, hipMemsetD32Async)(void* to, unsigne
 }
 
 TWIN_EXPORT int TWIN_NAME(cuMemAlloc_v2, hipMalloc)(void** address, size_t bytes) {
-  return Exported(__func__, Needs::kDevice, [&](Twin& twin) {
+  return Exported(__func__, Needs::kDevice, [&](Twin& twin) -> int {
+    if (int code = WaitForMemory(twin)) return code;
     return twin.memory.Allocate(CurrentDevice(twin), Kind::kDevice, bytes, address);
   });
 }
@@ -181,6 +182,7 @@ TWIN_EXPORT int TWIN_NAME(cuMemHostAlloc, hipHostMalloc)(void** address, size_t 
                                                          unsigned flags) {
   return Exported(__func__, Needs::kDevice, [&](Twin& twin) -> int {
     if (flags != TWIN_NAME(3u, 0x40000003u)) return Code::kInvalidValue;  // HIP: coherent
+    if (int code = WaitForMemory(twin)) return code;
     return twin.memory.Allocate(CurrentDevice(twin), Kind::kHostAllocated, bytes, address);
   });
 }
