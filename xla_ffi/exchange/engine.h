@@ -160,6 +160,16 @@ class Engine {
   void EndOrphans();
   void Watch();
 
+  // Started on a GPU, with the memory that is its own until done.
+  struct OnStream {
+    std::shared_ptr<Exchange> exchange;
+    std::vector<BufferView> sends;
+    std::vector<BufferView> receives;
+  };
+  // Forgets exchanges whose programs died before their done, as the memory's new use shows. An
+  // error if one of them still moves.
+  Status DropDead(const StartRequest& request);
+
   struct LocalDevice {
     uint32_t rank;
     std::shared_ptr<device::StreamSpace> gpu;
@@ -179,7 +189,7 @@ class Engine {
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const DevicePlan>> plans_;
   std::unordered_map<uint64_t, std::shared_ptr<Exchange>> started_;
   // By device ordinal and plan, oldest first.
-  std::map<std::pair<int, uint64_t>, std::deque<std::shared_ptr<Exchange>>> on_streams_;
+  std::map<std::pair<int, uint64_t>, std::deque<OnStream>> on_streams_;
   std::unordered_map<uint64_t, TimePoint> failing_since_;  // by program
   // Exchanges with a part that has no channel; they end when the failure is adopted.
   std::vector<std::shared_ptr<Exchange>> orphans_;

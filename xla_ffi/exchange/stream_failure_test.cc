@@ -167,6 +167,44 @@ TEST_P(StreamFailureTest, ACopyThatDoesNotEndBehindAFailureEndsTheProcess) {
               "timeout: agreed elsewhere(.|\n)*psum/data(.|\n)*this process ends");
 }
 
+TEST_P(StreamFailureTest, AProgramThatDiedBeforeItsDoneShowsAtTheNextUseOfItsMemory) {
+  world_->AddSwap(1, "psum/data f32[3000]", 3000);
+  // Complete: nothing moves any more, and the next program may have the memory.
+  Both dead = StartBoth({1, 5, 0}, 3000, 1, 2);
+  const TimePoint deadline = Clock::now() + seconds(10);
+  while (world_->engine(0).Stats().in_flight > 0 && Clock::now() < deadline) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  Both both = StartBoth({1, 5, 1}, 3000, 3, 4);
+  if (right_ != nullptr) EXPECT_OK(right_->Done(dead.right));
+  EXPECT_OK(left_->Start(dead.left, {1, 5, 2}));
+  DeviceProgram::Swap answer;
+  std::unique_ptr<Running> host;
+  if (right_ != nullptr) {
+    answer = right_->Make(1, 3000, 6);
+    EXPECT_OK(right_->Start(answer, {1, 5, 2}));
+  } else {
+    host = world_->Start(1, {1, 5, 2}, 3000, 6);
+  }
+  EXPECT_OK(left_->Done(dead.left));
+  EXPECT_EQ(left_->Read(dead.left.received, dead.left.bytes), std::vector<float>(3000, 6));
+  if (right_ != nullptr) EXPECT_OK(right_->Done(answer));
+  DoneBoth(both);
+  ExpectSwapped(both);
+  EXPECT_FALSE(left_->Done(dead.left).ok()) << "the dead one is still known";
+  // Under way: the peer's bytes would come into somebody else's memory.
+  DeviceProgram::Swap dying = left_->Make(1, 3000, 3);
+  EXPECT_OK(left_->Start(dying, {1, 5, 3}));
+  DeviceProgram::Swap next = left_->Make(1, 3000, 3);
+  next.received = dying.sent + 4;
+  const Status status = left_->Start(next, {1, 5, 4});
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("ended between start and done"), std::string::npos);
+  const auto candidate = world_->engine(0).WaitFailure(seconds(1));
+  ASSERT_TRUE(candidate.has_value());
+  EXPECT_EQ(candidate->message(), status.message());
+}
+
 TEST_P(StreamFailureTest, NothingTouchesTheBuffersOfAHandlerThatFailed) {
   world_->AddSwap(1, "psum/data f32[3000]", 3000);
   Both first = StartBoth({1, 5, 0}, 3000, 1, 2);
