@@ -82,7 +82,7 @@ class Engine:
       stream_sync: how streams of GPUs wait for the host: "memops" (stream memory operations), "hostfunc" (host
         functions) or "auto" (memops where the device has them).
       on_integer_failure: "exit" ends the process with the error if an exchange into buffers without a NaN fails on a
-        GPU; "raise" leaves them undefined.
+        GPU; "raise" delivers zeros.
       staging_slot_bytes: of a pinned slot of one lane of a tcp channel of a GPU, one direction.
       staging_slots: their number.
       copy_threads: threads that copy for the CPU side of a channel with a GPU; 0 chooses by the number of cores.
@@ -192,6 +192,9 @@ class Engine:
 
     def pending(self) -> list[str]:
         """One line for each message that is queued or moving: operation, ranks, bytes."""
+
+    def waits(self) -> list[tuple[int, int, str]]:
+        """What `pending` returns, each with the peer's rank and the program's id in front."""
 
     def stats(self) -> Stats:
         """What was moved so far."""

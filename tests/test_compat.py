@@ -157,13 +157,14 @@ def test_the_first_run_of_every_program_is_apart(monkeypatch):
     mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec()
     x = jnp.arange(3.0)
+    mapped = jax.pmap(lambda x: x * 11 + 41)
     programs = {
         "jit": jax.jit(lambda x: x * 3 + 41),
         "ahead of time": jax.jit(lambda x: x * 5 + 41).lower(x).compile(),
         "shard_map": jax.jit(jax.shard_map(lambda x: x * 7 + 41, mesh=mesh, in_specs=spec, out_specs=spec)),
-        "eager": lambda x: jax.lax.add_any(x, x) if hasattr(jax.lax, "add_any") else jax.lax.erf_inv(x),
+        "eager": jax.lax.bessel_i1e,
         "for its effects": jax.jit(lambda x: jax.debug.callback(lambda _: None, x)),
-        "pmap": lambda x, f=jax.pmap(lambda x: x * 11 + 41): f(x[None]),
+        "pmap": lambda x: mapped(x[None]),
     }
     for name, program in programs.items():
         for first in (True, False, False):

@@ -248,7 +248,20 @@ void DefineEngine(nb::module_& module) {
           },
           "device_ordinals"_a)
       .def("stats", &Stats)
-      .def("pending", [](EngineObject& self) { return self.engine->Pending(); })
+      .def("pending",
+           [](EngineObject& self) {
+             std::vector<std::string> lines;
+             for (PendingPart& part : self.engine->Pending()) lines.push_back(std::move(part.text));
+             return lines;
+           })
+      .def("waits",
+           [](EngineObject& self) {
+             std::vector<std::tuple<uint32_t, uint64_t, std::string>> waits;
+             for (PendingPart& part : self.engine->Pending()) {
+               waits.emplace_back(part.peer_rank, part.program, std::move(part.text));
+             }
+             return waits;
+           })
       .def(
           "close",
           [](EngineObject& self, double timeout_s) {

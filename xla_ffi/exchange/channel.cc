@@ -14,6 +14,11 @@ constexpr char kCopyStuck[] =
     "the hardware queue that the copies use: give the process more queues before JAX starts, "
     "CUDA_DEVICE_MAX_CONNECTIONS=32 or GPU_MAX_HW_QUEUES=8 (docs/gpu.md)";
 
+constexpr char kInsideDriver[] =
+    "it is this rank's own side that did not move: its thread waits inside a call of the GPU's "
+    "driver, which something else in this process keeps busy until the device is idle (the load "
+    "of a program or kernel, an allocation; docs/gpu.md)";
+
 }  // namespace
 
 void ChannelContext::SetFindOperation(FindOperation find) {
@@ -107,6 +112,14 @@ void Channel::NoteProgress() {
   progress_with_peer_->store(now, std::memory_order_relaxed);
 }
 
+Duration Channel::InsideStep(TimePoint now) {
+  const uint64_t steps = ProxySteps();
+  const bool inside = steps % 2 == 1;
+  if (!inside || steps != seen_steps_) seen_steps_at_ = now;
+  seen_steps_ = steps;
+  return inside_step_ = now - seen_steps_at_;
+}
+
 Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* preposition,
                         uint64_t moved, uint64_t total, Duration waited, bool under_way,
                         const char* hint) const {
@@ -118,6 +131,7 @@ Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* 
   text += under_way ? "nothing moved for " : "waited ";
   text += seconds;
   text += under_way ? " (HETCCL_TIMEOUT)" : " for it to begin (HETCCL_ARRIVAL_TIMEOUT)";
+  if (inside_step_ > waited / 2) return Status(ErrorKind::kTimeout, text + "; " + kInsideDriver);
   if (copying_.load(std::memory_order_relaxed)) hint = kCopyStuck;
   return Status(ErrorKind::kTimeout, text + "; " + hint);
 }

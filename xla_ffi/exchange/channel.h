@@ -63,6 +63,13 @@ struct ChannelContext {
   std::unordered_map<uint32_t, std::shared_ptr<std::atomic<int64_t>>> progress_;
 };
 
+// A message that is queued or moving.
+struct PendingPart {
+  uint32_t peer_rank = 0;
+  uint64_t program = 0;
+  std::string text;  // one line for people
+};
+
 // Counts the exchanges of a (program, index): both sides count alike, so the count tells runs of
 // one program apart. Not thread-safe.
 class OccurrenceCounter {
@@ -105,8 +112,8 @@ class Channel : public proxy::Task {
   // Ends all parts as failed, those posted later too. A part that the proxy thread is moving ends
   // on that thread, in its next step. Any thread.
   virtual void FailAll() = 0;
-  // One line for each part that is queued or moving. Any thread.
-  virtual void Describe(std::vector<std::string>* lines) const = 0;
+  // Adds each part that is queued or moving. Any thread.
+  virtual void Describe(std::vector<PendingPart>* parts) const = 0;
   // The oldest operation that is queued or moving; empty if there is none. Any thread.
   virtual std::string OldestOperation() const = 0;
   // Ends what FailAll left to the proxy thread and says goodbye to the peer. Requires FailAll and
@@ -137,7 +144,10 @@ class Channel : public proxy::Task {
   void Moved(size_t bytes);
   // Notes that the part under way, and thus something with this peer, goes on. Proxy thread.
   void NoteProgress();
-  // The text of a timeout. A copy of the own device that does not end is told instead of the hint.
+  // How long the channel's proxy thread has been inside of one step, as far as the watchdog has
+  // seen. To be called at each look. Watchdog.
+  Duration InsideStep(TimePoint now);
+  // The text of a timeout. What does not end on the own side is told instead of the hint.
   Status Timeout(const Exchange& exchange, const char* verb, const char* preposition,
                  uint64_t moved, uint64_t total, Duration waited, bool under_way,
                  const char* hint) const;
@@ -153,7 +163,11 @@ class Channel : public proxy::Task {
   std::atomic<uint64_t> moved_{0};
   std::atomic<int64_t> last_progress_{0};  // Clock ticks
   std::atomic<bool> copying_{false};       // a copy on the own device is under way
-  int late_looks_ = 0;                     // watchdog only
+  // Watchdog only:
+  int late_looks_ = 0;
+  uint64_t seen_steps_ = 0;
+  TimePoint seen_steps_at_{};
+  Duration inside_step_{0};
 
   mutable std::mutex mutex_;
   bool closed_ = false;        // guarded by mutex_: parts are refused

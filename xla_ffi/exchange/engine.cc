@@ -332,10 +332,10 @@ EngineStats Engine::Stats() const {
   return stats;
 }
 
-std::vector<std::string> Engine::Pending() const {
-  std::vector<std::string> lines;
-  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->Describe(&lines);
-  return lines;
+std::vector<PendingPart> Engine::Pending() const {
+  std::vector<PendingPart> parts;
+  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->Describe(&parts);
+  return parts;
 }
 
 Status Engine::Close(Duration bound) {

@@ -142,8 +142,8 @@ class Engine {
   std::shared_ptr<const ChannelContext> context() const { return context_; }
 
   EngineStats Stats() const;
-  // One line for each message that is queued or moving.
-  std::vector<std::string> Pending() const;
+  // Each message that is queued or moving.
+  std::vector<PendingPart> Pending() const;
 
   // Fails what is pending, says goodbye to the peers and joins all threads. Idempotent. An error
   // names the threads that did not end in time; nothing they use is freed.

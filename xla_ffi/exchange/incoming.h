@@ -47,7 +47,7 @@ class IncomingChannel final : public Channel {
   bool ArmDoorbell() override { return receiver_->ArmDoorbell(); }
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;
-  void Describe(std::vector<std::string>* lines) const override;
+  void Describe(std::vector<PendingPart>* parts) const override;
   std::string OldestOperation() const override;
   void Shutdown() override;
   bool Drained() override { return receiver_ == nullptr || receiver_->Drained(); }

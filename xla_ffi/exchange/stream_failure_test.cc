@@ -169,12 +169,16 @@ TEST_P(StreamFailureTest, ACopyThatDoesNotEndBehindAFailureEndsTheProcess) {
 
 TEST_P(StreamFailureTest, AProgramThatDiedBeforeItsDoneShowsAtTheNextUseOfItsMemory) {
   world_->AddSwap(1, "psum/data f32[3000]", 3000);
+  const auto await_all = [&] {
+    const TimePoint deadline = Clock::now() + seconds(10);
+    while (world_->engine(0).Stats().in_flight > 0 && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    EXPECT_EQ(world_->engine(0).Stats().in_flight, 0);
+  };
   // Complete: nothing moves any more, and the next program may have the memory.
   Both dead = StartBoth({1, 5, 0}, 3000, 1, 2);
-  const TimePoint deadline = Clock::now() + seconds(10);
-  while (world_->engine(0).Stats().in_flight > 0 && Clock::now() < deadline) {
-    std::this_thread::sleep_for(milliseconds(1));
-  }
+  await_all();
   Both both = StartBoth({1, 5, 1}, 3000, 3, 4);
   if (right_ != nullptr) EXPECT_OK(right_->Done(dead.right));
   EXPECT_OK(left_->Start(dead.left, {1, 5, 2}));
@@ -203,6 +207,7 @@ TEST_P(StreamFailureTest, AProgramThatDiedBeforeItsDoneShowsAtTheNextUseOfItsMem
   const auto candidate = world_->engine(0).WaitFailure(seconds(1));
   ASSERT_TRUE(candidate.has_value());
   EXPECT_EQ(candidate->message(), status.message());
+  await_all();  // the failure ends it, and only then the test may free the memory
 }
 
 TEST_P(StreamFailureTest, NothingTouchesTheBuffersOfAHandlerThatFailed) {
