@@ -100,6 +100,10 @@ class World:
         member = self.control.members[self._owner[rank]]
         return member.cluster, member.process
 
+    def member_of_rank(self, rank: int) -> int:
+        """Returns the index, among all processes, of the one that owns `rank`."""
+        return self._owner[rank]
+
     def cluster_of_rank(self, rank: int) -> int:
         """Returns the index of the cluster that `rank` belongs to."""
         return self.control.members[self._owner[rank]].cluster
