@@ -171,20 +171,6 @@ int MemoryOperations(Twin& twin, const char* call, Handle stream,
   return twin.scheduler.Enqueue(stream, CurrentDevice(twin), std::move(queued), false);
 }
 
-int Batch(Twin& twin, const char* call, Handle stream, unsigned count, const BatchEntry* entries,
-          unsigned flags) {
-  constexpr uint32_t kWait = 1, kWrite = 2;
-  if (entries == nullptr || count == 0 || count > 256 || flags != 0) return kInvalidValue;
-  std::vector<ValueOperation> operations;
-  for (unsigned i = 0; i < count; ++i) {
-    const BatchEntry& entry = entries[i];
-    if (entry.operation != kWait && entry.operation != kWrite) return kInvalidValue;
-    operations.push_back(
-        {entry.operation == kWait, entry.address, static_cast<uint32_t>(entry.value), entry.flags});
-  }
-  return MemoryOperations(twin, call, stream, operations);
-}
-
 int HostFunction(Twin& twin, const char* call, Handle stream, void (*function)(void*), void* data) {
   if (function == nullptr) return kInvalidValue;
   Operation operation;
