@@ -11,10 +11,11 @@
 namespace hetccl::device {
 namespace {
 
-// A copy stream that gets this many marks through while the other one gets none is the clock by
-// which that one stands: both had nothing else to do, and are served alike.
+// A stream that gets this many marks through while a copy stream gets none is the clock by which
+// that one stands: both had nothing else to do, and are served alike. It is the other copy stream,
+// or a stream that does nothing else.
 constexpr int kRounds = 64;
-// Only if neither gets on there is no such clock.
+// Only if no stream gets on there is no clock.
 constexpr auto kPatience = std::chrono::milliseconds(500);
 constexpr auto kStandstill = std::chrono::seconds(10);  // of a clock that ran
 // Drivers deal streams out over 8 to 32 queues.
@@ -92,8 +93,9 @@ Status StreamSpace::SeeRunning(Running* running) {
     Mark* mark = nullptr;
     int rounds = 0;
   };
-  std::array<Probe, 2> probes = {Probe{out_.load(), &running->out},
-                                 Probe{in_.load(), &running->in}};
+  bool ticks = false;
+  std::array<Probe, 3> probes = {Probe{out_.load(), &running->out}, Probe{in_.load(), &running->in},
+                                 Probe{clock_, &ticks}};
   Status status;
   for (Probe& probe : probes) {
     *probe.runs = false;

@@ -162,6 +162,9 @@ Status StreamSpace::Initialise() {
     }
     place->store(stream);
   }
+  allocations_.calls.fetch_add(1);
+  if (Status status = gpu_.StreamCreate(/*high_priority=*/true, &clock_); !status.ok())
+    return status;
   if (Status status = marks_.Reserve(kMarks); !status.ok()) return status;
   if (Status status = flags_.Reserve(kFlags); !status.ok()) return status;
   return WarmUp();
@@ -340,7 +343,7 @@ Status StreamSpace::OrderRemoteWrites() {
 }
 
 SpaceStats StreamSpace::Stats() const {
-  return {{"streams", 2},
+  return {{"streams", 3},
           {"events", allocations_.marks.load()},
           {"flags", allocations_.flags.load()},
           {"pinned_bytes", allocations_.pinned_bytes.load()},

@@ -142,6 +142,7 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   const StreamSync sync_;
   std::atomic<Stream> out_{nullptr};
   std::atomic<Stream> in_{nullptr};
+  Stream clock_ = nullptr;  // nothing is queued there but marks, see separation.cc
   // Held exclusively while the copy streams are tried or replaced, shared by whoever uses one.
   mutable std::shared_mutex copy_streams_mutex_;
   Allocations allocations_;
