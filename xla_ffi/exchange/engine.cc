@@ -40,14 +40,6 @@ std::vector<Span> Spans(const PlanMessage& message, const std::vector<BufferView
   return spans;
 }
 
-bool Overlap(const std::vector<BufferView>& some, const std::vector<BufferView>& others) {
-  return std::any_of(some.begin(), some.end(), [&](const BufferView& a) {
-    return std::any_of(others.begin(), others.end(), [&](const BufferView& b) {
-      return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
-    });
-  });
-}
-
 }  // namespace
 
 Engine::Engine(const EngineOptions& options)
@@ -166,7 +158,15 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
   const std::shared_ptr<device::StreamSpace> gpu = Gpu(request.device_ordinal);
   device::Space& space = gpu ? static_cast<device::Space&>(*gpu) : host_;
   if (gpu) {
-    if (Status status = DropDead(request); !status.ok()) return status;
+    if (const auto dead =
+            on_streams_.DropDead(request.device_ordinal, request.sends, request.receives)) {
+      const Status status = InternalError(
+          dead->plan().text() + " at " + context_->directory.Rank(dead->plan().rank()) +
+          ": its program ended between start and done (see the program's own error), and another "
+          "program already uses the memory that the exchange still moves");
+      context_->failure.Propose(status);
+      return status;
+    }
   }
   for (const ZeroRange& zero : plan->zeros()) {
     std::byte* data = request.receives[zero.buffer].data + zero.offset;
@@ -184,43 +184,13 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
   }
   for (const BufferView& buffer : request.sends) exchange->send_addresses.push_back(buffer.data);
   ticket->id = exchange->id();
-  {
+  if (gpu) {
+    on_streams_.Add(request.device_ordinal, exchange, request.sends, request.receives);
+  } else {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (gpu) {
-      on_streams_[{request.device_ordinal, request.plan}].push_back(
-          {exchange, request.sends, request.receives});
-    } else {
-      started_[exchange->id()] = exchange;
-    }
+    started_[exchange->id()] = exchange;
   }
   Post(exchange, request);
-  return Status();
-}
-
-Status Engine::DropDead(const StartRequest& request) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [key, waiting] : on_streams_) {
-    if (key.first != request.device_ordinal) continue;
-    for (auto one = waiting.begin(); one != waiting.end();) {
-      // Two exchanges that are alive may send one buffer, and share none otherwise.
-      if (!Overlap(one->receives, request.receives) && !Overlap(one->receives, request.sends) &&
-          !Overlap(one->sends, request.receives)) {
-        ++one;
-        continue;
-      }
-      bool failed = false;
-      if (!one->exchange->Complete(&failed)) {
-        const Status status = InternalError(
-            one->exchange->plan().text() + " at " +
-            context_->directory.Rank(one->exchange->plan().rank()) +
-            ": its program ended between start and done (see the program's own error), and another "
-            "program already uses the memory that the exchange still moves");
-        context_->failure.Propose(status);
-        return status;
-      }
-      one = waiting.erase(one);
-    }
-  }
   return Status();
 }
 
@@ -272,22 +242,6 @@ std::shared_ptr<Exchange> Engine::Take(uint64_t id) {
   if (it == started_.end()) return nullptr;
   std::shared_ptr<Exchange> exchange = std::move(it->second);
   started_.erase(it);
-  return exchange;
-}
-
-std::shared_ptr<Exchange> Engine::TakeFromStream(int device_ordinal, uint64_t plan,
-                                                 const std::vector<const void*>& receives,
-                                                 const std::vector<const void*>& sends) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto queue = on_streams_.find({device_ordinal, plan});
-  if (queue == on_streams_.end() || queue->second.empty()) return nullptr;
-  std::deque<OnStream>& waiting = queue->second;
-  auto match = std::find_if(waiting.begin(), waiting.end(), [&](const OnStream& one) {
-    return one.exchange->receive_addresses == receives && one.exchange->send_addresses == sends;
-  });
-  if (match == waiting.end()) match = waiting.begin();
-  std::shared_ptr<Exchange> exchange = std::move(match->exchange);
-  waiting.erase(match);
   return exchange;
 }
 

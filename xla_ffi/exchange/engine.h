@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +20,7 @@
 #include "xla_ffi/device/stream/stream_space.h"
 #include "xla_ffi/exchange/channel_table.h"
 #include "xla_ffi/exchange/exchange.h"
+#include "xla_ffi/exchange/on_streams.h"
 #include "xla_ffi/exchange/plan.h"
 #include "xla_ffi/exchange/watchdog.h"
 
@@ -125,11 +125,12 @@ class Engine {
   Status Start(const StartRequest& request, Ticket* ticket);
   // Hands out a started exchange, once. Null for an unknown id.
   std::shared_ptr<Exchange> Take(uint64_t id);
-  // The same on a GPU, where the ticket cannot be read: the oldest exchange of this plan with these
-  // buffers, or the oldest of this plan if none has them (then the buffers were moved).
+  // The same on a GPU: see OnStreams::Take.
   std::shared_ptr<Exchange> TakeFromStream(int device_ordinal, uint64_t plan,
                                            const std::vector<const void*>& receives,
-                                           const std::vector<const void*>& sends);
+                                           const std::vector<const void*>& sends) {
+    return on_streams_.Take(device_ordinal, plan, receives, sends);
+  }
   void CountCopied() { copied_.fetch_add(1, std::memory_order_relaxed); }
 
   std::optional<Status> WaitFailure(Duration bound);
@@ -160,16 +161,6 @@ class Engine {
   void EndOrphans();
   void Watch();
 
-  // Started on a GPU, with the memory that is its own until done.
-  struct OnStream {
-    std::shared_ptr<Exchange> exchange;
-    std::vector<BufferView> sends;
-    std::vector<BufferView> receives;
-  };
-  // Forgets exchanges whose programs died before their done, as the memory's new use shows. An
-  // error if one of them still moves.
-  Status DropDead(const StartRequest& request);
-
   struct LocalDevice {
     uint32_t rank;
     std::shared_ptr<device::StreamSpace> gpu;
@@ -182,14 +173,13 @@ class Engine {
   const std::shared_ptr<std::atomic<int64_t>> in_flight_;
   std::atomic<uint64_t> copied_{0};
   std::atomic<bool> closed_{false};
+  OnStreams on_streams_;
 
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   std::map<int, LocalDevice> local_devices_;
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const DevicePlan>> plans_;
   std::unordered_map<uint64_t, std::shared_ptr<Exchange>> started_;
-  // By device ordinal and plan, oldest first.
-  std::map<std::pair<int, uint64_t>, std::deque<OnStream>> on_streams_;
   std::unordered_map<uint64_t, TimePoint> failing_since_;  // by program
   // Exchanges with a part that has no channel; they end when the failure is adopted.
   std::vector<std::shared_ptr<Exchange>> orphans_;
