@@ -386,6 +386,29 @@ def ask_for_queues(started: bool, environ: MutableMapping[str, str] | None = Non
     return problems
 
 
+def growing_memory(environ: Mapping[str, str] | None = None) -> str | None:
+    """Why a GPU's memory may grow while programs run, which waits for exchanges and may keep them waiting.
+
+    Args:
+      environ: the environment, `os.environ` by default.
+
+    Returns:
+      None if JAX takes its part of the memory at once.
+    """
+    environ = os.environ if environ is None else environ
+    for variable, growing in (
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0")),
+        ("XLA_PYTHON_CLIENT_ALLOCATOR", ("platform",)),
+    ):
+        if (found := environ.get(variable, "")).lower() in growing:
+            return (
+                f"{variable}={found}: a driver that allocates memory behind an exchange may wait for it and keep it from "
+                "ending, until HETCCL_TIMEOUT; let JAX take its memory at once and limit it with "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION instead"
+            )
+    return None
+
+
 def expand_sequence(value: str | Sequence[str]) -> tuple[str, ...]:
     """Splits a comma list into its non-empty parts."""
     parts = value.split(",") if isinstance(value, str) else value

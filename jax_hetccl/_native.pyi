@@ -121,6 +121,19 @@ class Stats(PeerStats):
     devices: Mapping[int, DeviceStats]
     routed: list[RoutedChannel]
 
+class Section:
+    """Time in which no stream of some GPUs is held: exchanges that have to be waited for are waited for on the host."""
+
+    def enter(self, timeout_s: float) -> bool:
+        """Opens the section and waits, without the GIL, for the streams that are held now.
+
+        Returns:
+          Whether none is held any more; it is open in both cases.
+        """
+
+    def leave(self) -> None:
+        """Closes the section. Does nothing if it is not open."""
+
 class Engine:
     """All channels, plans and native threads of this process in one world.
 
@@ -137,7 +150,7 @@ class Engine:
       stream_sync: how streams of GPUs wait for the host: "memops" (stream memory operations), "hostfunc" (host
         functions) or "auto" (memops where the device has them).
       on_integer_failure: "exit" ends the process with the error if an exchange into buffers without a NaN fails on a
-        GPU; "raise" leaves them undefined.
+        GPU; "raise" delivers zeros.
       staging_slot_bytes: of a pinned slot of one lane of a tcp channel of a GPU, one direction.
       staging_slots: their number.
       copy_threads: threads that copy for the CPU side of a channel with a GPU; 0 chooses by the number of cores.
@@ -177,6 +190,9 @@ class Engine:
         Raises:
           RuntimeError: the driver, a symbol of it or the device is missing; says which.
         """
+
+    def section(self, device_ordinals: Sequence[int]) -> Section:
+        """A section of these GPUs, not entered yet; of other devices, nothing."""
 
     def set_rank_name(self, rank: int, name: str) -> None:
         """Names a rank for error messages, e.g. "left/0 rank 2"."""
@@ -255,6 +271,9 @@ class Engine:
 
     def pending(self) -> list[str]:
         """One line for each message that is queued or moving: operation, ranks, bytes."""
+
+    def waits(self) -> list[tuple[int, int, str]]:
+        """What `pending` returns, each with the peer's rank and the program's id in front."""
 
     def stats(self) -> Stats:
         """What was moved so far."""

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jax_hetccl import _compat, island, tables
-from jax_hetccl._config import Config, ask_for_queues, resolve
+from jax_hetccl._config import Config, ask_for_queues, growing_memory, resolve
 from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
 from jax_hetccl.failure import FailureMonitor
@@ -102,6 +102,10 @@ class World:
         member = self.control.members[self._owner[rank]]
         return member.cluster, member.process
 
+    def member_of_rank(self, rank: int) -> int:
+        """Returns the index, among all processes, of the one that owns `rank`."""
+        return self._owner[rank]
+
     def cluster_of_rank(self, rank: int) -> int:
         """Returns the index of the cluster that `rank` belongs to."""
         return self.control.members[self._owner[rank]].cluster
@@ -171,6 +175,8 @@ class World:
             # The handlers keep the engine until it has closed: it answers what is pending, with no engine they fail.
             with _logged("closing the engine"):
                 self.engine.close(_CLOSE_S)
+        with _logged("taking channels"):
+            self._channels.join()
         _use_engine(None)
         island_members = [m.index for m in self.control.members if m.cluster == self.cluster]
         if self.failure and any(self.control.broken(member) for member in island_members):
@@ -306,6 +312,8 @@ def form(
         clusters, owner = island.assemble(control, devices)
         routes = Routes(control.members, owner, {index: record["nics"] for index, record in devices.items()})
         if problem := stuck.get(clusters[config.cluster].platform):
+            _log.warning("%s: %s", config.member_name, problem)
+        if clusters[config.cluster].platform != "cpu" and (problem := growing_memory()):
             _log.warning("%s: %s", config.member_name, problem)
         engine = engine_factory(config, control)
         if engine is not None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jax_hetccl._config import Config
-from jax_hetccl._errors import HetcclError
 from jax_hetccl.rdma.ports import Port
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
 from jax_hetccl.rendezvous.channels import Opener
@@ -102,6 +101,8 @@ class Channels(AcceptorHooks):
         self._incoming: dict[Pair, str] = {}
         self._being_set_up: set[Pair] = set()
         self._ports = ports or {}
+        # A GPU's slots wait until no exchange holds its stream; the peers' next channels must not wait for that.
+        self._taker = concurrent.futures.ThreadPoolExecutor(1, "hetccl-take")
         acceptor.start(self)
 
     def ensure(self, pairs: Iterable[Pair]) -> None:
@@ -172,6 +173,11 @@ class Channels(AcceptorHooks):
     def close(self) -> None:
         """Stops accepting. Channels belong to the engine and end with it."""
         self._acceptor.close()
+        self._taker.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        """Waits for a channel that was still being taken; once the engine is closed, which ends what that waits for."""
+        self._taker.shutdown()
 
     # --- AcceptorHooks, on the accept thread -------------------------------------------------
 
@@ -203,22 +209,21 @@ class Channels(AcceptorHooks):
         with self._lock:
             self._incoming[claim.src, claim.dst] = claim.transport
         try:
-            self._add_incoming(claim, fds)
-        except Exception as error:
-            message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
-            self._report("internal", message)
-            raise HetcclError(message) from error
+            taken = self._taker.submit(self._take, claim, fds)
+        except RuntimeError:  # closing
+            _close(fds)
+        else:
+            taken.add_done_callback(lambda done: _close(fds) if done.cancelled() else None)
 
     def _set_up(self, claim: Claim, fds: list[int]) -> None:
-        """Tries the queue pairs together with the dialer, who decides what comes next if they do not work."""
+        """On a thread of the acceptor's: tries the queue pairs together with the dialer, who decides what comes next if they do not work."""
         pair = claim.src, claim.dst
         with self._lock:
             # Another transport may come meanwhile: its dialer has given up these queue pairs, which then cannot succeed.
             twice = pair in self._being_set_up
             self._being_set_up.add(pair)
         if twice:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             _log.warning("channel of ranks %d to %d refused: it is being set up already", *pair)
             return
         try:
@@ -236,3 +241,18 @@ class Channels(AcceptorHooks):
         self._engine.add_channel(
             local_rank=claim.dst, peer_rank=claim.src, outgoing=False, transport=claim.transport, fds=fds, **more
         )
+
+    # --- on the thread "hetccl-take" ---------------------------------------------------------
+
+    def _take(self, claim: Claim, fds: list[int]) -> None:
+        try:
+            self._add_incoming(claim, fds)
+        except Exception as error:
+            message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
+            _log.exception("%s", message)
+            self._report("internal", message)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -122,7 +122,7 @@ def emit(registry: Registry, exchange: Exchange, sends: Sequence[ir.Value], recv
       recvs: types of the buffers received.
 
     Returns:
-      The received buffers, then the sent ones. Bytes of the received ones that no rank sends are undefined. What is
+      The received buffers, then the sent ones. Bytes of the received ones that no rank sends are zero. What is
       computed from a sent value further on should take it from here: a compiler may compute the original again, fused
       with what follows and with other rounding (a fused multiply-add), and then differ from the bytes that were sent.
     """

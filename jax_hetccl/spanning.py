@@ -8,11 +8,12 @@ exchanges of the whole program one order.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jax_hetccl import _compat
+from jax_hetccl import _compat, loading
 from jax_hetccl._compat import AnyMesh, Lowering, ir
 from jax_hetccl._errors import AgreementError, RendezvousError, UnsupportedError
 from jax_hetccl._world import World
@@ -24,7 +25,7 @@ from jax_hetccl.ordering import module as ordering
 from jax_hetccl.ordering import rewrite
 from jax_hetccl.syncing.agree import Syncs
 from jax_hetccl.syncing.combine import Combiner
-from jax_hetccl.unready import Unready
+from jax_hetccl.unready import Unready, Wait
 
 
 class SpanningHooks:
@@ -36,10 +37,13 @@ class SpanningHooks:
         self.registry = Registry()
         self.syncs = Syncs(world)
         self.combiner = Combiner(world, self.syncs)
-        engine = world.engine
-        self.unready = Unready(world.control, engine.pending if engine else list, world.fail)
+        self.unready = Unready(world.control, self._waits, world.fail)
         world.watch(self.unready.look)
         self._lowering = _Lowering()
+
+    def _waits(self) -> list[Wait]:
+        waits = self.world.engine.waits() if self.world.engine else ()
+        return [Wait(self.world.member_of_rank(rank), program, text) for rank, program, text in waits]
 
     def spans(self, axis: object) -> bool:
         spans = self.agreement.spans(axis) and not _compat.in_local()
@@ -100,11 +104,18 @@ class SpanningHooks:
     def lowering_begins(self) -> None:
         self._lowering.spanning = False
 
+    def loading(self, devices: Iterable[Any]) -> contextlib.AbstractContextManager[None] | None:
+        return loading.section(self.world, devices)
+
     def finish_module(self, module: ir.Module) -> None:
-        ordering.finish(self.world, self.registry, module)
+        if program := ordering.finish(self.world, self.registry, module):
+            self.unready.lowered(program.id, *program.streams)
 
     def compiled(self, module: ir.Module) -> bool:
-        return self.syncs.finish(rewrite.syncs(module))
+        syncs = rewrite.syncs(module)
+        if known := self.syncs.finish(syncs):
+            self.unready.lowered(*syncs)
+        return known
 
     def lowering_failed(self, error: Exception) -> None:
         """Tells the others of an error that only this cluster has; one that lies in the program they have too."""

@@ -3,8 +3,9 @@
 An error in a program that all clusters have is raised by all of them, and the world goes on; one that a single cluster
 has (a platform without a lowering rule, a kernel for one vendor) leaves the others waiting. Nobody can tell the two
 apart at once. So a process publishes how often its lowering failed, and another one reports a failure when it has waited
-for that process since, without any progress, although it had no such error itself. The process that failed takes its
-word back as soon as it lowers another program with exchanges.
+for that process since, without any progress, although it had no such error itself, in a program that the other process
+has not lowered either: one that it has may come from its caches. The process that failed takes its word back as soon as
+it lowers another program with exchanges.
 """
 
 from __future__ import annotations
@@ -23,13 +24,24 @@ GRACE_S = 5.0
 _KEY = "lowering/failed"
 
 
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """A message under way: the process at its other end (an index), the id of its program, and a line for people."""
+
+    member: int
+    program: int
+    text: str
+
+
 @dataclasses.dataclass
 class _Word:
-    """What a process of another cluster said: its number of errors and the last one; since when we wait, and for what."""
+    """What a process of another cluster said: its number of errors, the last one, and the programs that it can run; since
+    when we wait, and for what."""
 
     errors: int
     text: str
-    waiting: Sequence[str] = ()
+    programs: frozenset[int]
+    waiting: Sequence[Wait] = ()
     since: float = 0.0
 
 
@@ -38,32 +50,40 @@ class Unready:
 
     Args:
       control: of the world.
-      pending: describes the exchanges under way, a line for each, with the name of the process waited for.
+      pending: what is under way.
       report: ``report(kind, message)`` fails the world.
     """
 
     def __init__(
-        self, control: ControlPlane, pending: Callable[[], Sequence[str]], report: Callable[[str, str], None]
+        self, control: ControlPlane, pending: Callable[[], Sequence[Wait]], report: Callable[[str, str], None]
     ) -> None:
         self._control, self._pending, self._report = control, pending, report
         self._lock = threading.Lock()
         self._errors, self._told = 0, False
+        self._programs: set[int] = set()
         self._words: dict[int, _Word] = {}
         control.subscribe(_KEY, self._note)
+
+    def lowered(self, *programs: int) -> None:
+        """Programs (ids that are equal in all clusters) can be run here from now on."""
+        with self._lock:
+            self._programs.update(programs)
 
     def failed(self, error: Exception) -> None:
         """A program with collectives over a spanning axis was not lowered here."""
         first = str(error).strip().partition("\n")[0]
         with self._lock:
             self._errors, self._told = self._errors + 1, True
-        self._publish([self._errors, f"{type(error).__name__}: {first}"])
+            word = [self._errors, f"{type(error).__name__}: {first}", sorted(self._programs)]
+        self._publish(word)
 
     def goes_on(self) -> None:
         """Another program is being lowered: what failed before is no reason to wait in vain any more."""
         with self._lock:
             told, self._told = self._told, False
+            word = [self._errors, "", []]
         if told:
-            self._publish([self._errors, ""])
+            self._publish(word)
 
     def look(self) -> None:
         """Reports a failure if this process waits in vain."""
@@ -71,17 +91,17 @@ class Unready:
             words = [(m, w) for m, w in self._words.items() if w.errors > self._errors and w.text]
         if not words:
             return
-        lines, now = self._pending(), time.monotonic()
+        pending, now = self._pending(), time.monotonic()
         for member, word in words:
             name = self._control.members[member].name
-            waiting = [line for line in lines if name in line]
+            waiting = [w for w in pending if w.member == member and w.program not in word.programs]
             if not waiting or waiting != word.waiting:
                 word.waiting, word.since = waiting, now
             elif now - word.since >= GRACE_S:
                 self._report(
                     "agreement",
                     f"{name} could not lower a program with collectives over a spanning axis, for which this cluster "
-                    f"waits in {waiting[0].partition(':')[0]}: {word.text}",
+                    f"waits in {waiting[0].text.partition(': ')[0]}: {word.text}",
                 )
 
     def _publish(self, value: Any) -> None:
@@ -93,6 +113,6 @@ class Unready:
     def _note(self, member: int, _key: str, value: Any) -> None:
         if self._control.members[member].cluster == self._control.members[self._control.me].cluster:
             return
-        errors, text = value
+        errors, text, programs = value
         with self._lock:
-            self._words[member] = _Word(int(errors), str(text))
+            self._words[member] = _Word(int(errors), str(text), frozenset(map(int, programs)))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from meeting import Meeting, config, free_port
 
 from jax_hetccl._errors import ConfigError, RendezvousError
+from jax_hetccl.connect import Channels
 from jax_hetccl.rendezvous import acceptor as acceptor_
 from jax_hetccl.rendezvous import addresses, channels, handshake
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
@@ -493,3 +494,39 @@ def test_port_ranges_are_kept_and_their_end_is_an_error():
     with pytest.raises(RendezvousError, match=f"no free port.*HETCCL_PORT_RANGE={port}-{port}"):
         addresses.listen_tcp("127.0.0.1", (port, port))
     first.close()
+
+
+def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
+    """A GPU's slots wait for exchanges, and those may wait for a peer that opens its next channel here."""
+    go, added = threading.Event(), []
+
+    class Engine:
+        def add_channel(self, **what: object) -> None:
+            assert go.wait(10)
+            added.append(what["fds"])
+
+    class Quiet:
+        def start(self, hooks: AcceptorHooks) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    made = Channels(Engine(), None, None, Quiet(), {}, lambda *_: None)  # type: ignore[arg-type]
+    first, second = os.pipe(), os.pipe()
+    before = time.monotonic()
+    made.opened(CLAIM, list(first))
+    made.opened(dataclasses.replace(CLAIM, src=3), list(second))
+    assert time.monotonic() - before < 5 and not added
+    made.close()
+    go.set()
+    made.join()
+    assert added == [list(first)]
+    os.close(first[0]), os.close(first[1])
+    for fd in second:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    third = os.pipe()
+    made.opened(dataclasses.replace(CLAIM, src=4), list(third))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(third[0])

@@ -1,5 +1,6 @@
 """Every private JAX name that _compat/ uses, checked on its own: a JAX that moves one fails here, by name."""
 
+import contextlib
 import inspect
 
 import jax
@@ -8,11 +9,12 @@ import pytest
 from jax._src import compiler, core, dispatch, effects
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_lib
-from jax._src.interpreters import ad, batching, mlir
+from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.lax import parallel
 from jax._src.lax.control_flow import loops
 
 from jax_hetccl import _compat
+from jax_hetccl._compat import compiling, loading
 from jax_hetccl._compat.collectives import DECOMPOSED
 from jax_hetccl._compat.communication import CommunicationEffect
 
@@ -121,6 +123,102 @@ def test_lower_jaxpr_to_module_is_looked_up_in_its_module(monkeypatch):
     assert calls
 
 
+class _Loads:
+    """Hooks that see loads: what is under way, and what was."""
+
+    def __init__(self, wanted=True):
+        self.wanted, self.open, self.seen = wanted, 0, []
+
+    @contextlib.contextmanager
+    def _section(self, devices):
+        self.open += 1
+        yield
+        self.open -= 1
+        self.seen.append(devices)
+
+    def loading(self, devices):
+        return self._section(list(devices)) if self.wanted else None
+
+
+_MOVED = (
+    "JAX does not run the first call of every program through pxla.ExecuteReplicated.__call__ any more: find what does, "
+    "and hook _compat/loading.py there, or a GPU that loads a program behind an exchange deadlocks until HETCCL_TIMEOUT"
+)
+
+
+def test_the_first_run_of_every_program_is_apart(monkeypatch):
+    hooks, runs, stock = _Loads(), [], pxla.ExecuteReplicated.__call__
+
+    def run(self, *args):
+        runs.append(hooks.open)
+        return stock(self, *args)
+
+    monkeypatch.setattr(pxla.ExecuteReplicated, "__call__", loading.first_runs_apart(hooks, run))  # type: ignore[arg-type]
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec()
+    x = jnp.arange(3.0)
+    mapped = jax.pmap(lambda x: x * 11 + 41)
+    programs = {
+        "jit": jax.jit(lambda x: x * 3 + 41),
+        "ahead of time": jax.jit(lambda x: x * 5 + 41).lower(x).compile(),
+        "shard_map": jax.jit(jax.shard_map(lambda x: x * 7 + 41, mesh=mesh, in_specs=spec, out_specs=spec)),
+        "eager": jax.lax.bessel_i1e,
+        "for its effects": jax.jit(lambda x: jax.debug.callback(lambda _: None, x)),
+        "pmap": lambda x: mapped(x[None]),
+    }
+    for name, program in programs.items():
+        for first in (True, False, False):
+            runs.clear(), hooks.seen.clear()
+            program(x)
+            if first:
+                assert runs == [1] * len(runs) and runs, f"{name}: {_MOVED}"
+                assert len(hooks.seen) == len(runs) and hooks.seen[0] == jax.local_devices()[:1], name
+            else:
+                assert not hooks.seen and 1 not in runs, f"{name}: a program that has run is apart again"
+
+
+def test_a_section_ends_behind_the_first_run_also_if_it_fails():
+    hooks = _Loads()
+
+    class Program:
+        _local_devices = ("a device",)
+        error: Exception | None = None
+
+    def run(program):
+        if program.error:
+            raise program.error
+        return [jax.jit(lambda x: x + 1)(1)]
+
+    call = loading.first_runs_apart(hooks, run)  # type: ignore[arg-type]
+    program = Program()
+    program.error = ValueError("no memory")
+    with pytest.raises(ValueError, match="no memory"):
+        call(program)
+    program.error = None
+    hooks.open = 0
+    assert call(program)[0].is_ready()
+    assert hooks.seen == [["a device"]], "it has not run before"
+    hooks.wanted = False
+    other = Program()
+    call(other)
+    assert len(hooks.seen) == 1, "nothing has to be apart on a CPU"
+
+
+def test_compilation_is_apart(monkeypatch):
+    hooks = _Loads()
+    hooks.compiled = lambda module: True  # type: ignore[attr-defined]
+    seen = []
+    stock = compiler.compile_or_get_cached
+
+    def watched(*args, **kwargs):
+        seen.append(hooks.open)
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(compiler, "compile_or_get_cached", compiling.reporting(hooks, watched))  # type: ignore[arg-type]
+    jax.jit(lambda x: x * 43 + 1).lower(jnp.float32(1)).compile()
+    assert seen == [1] and hooks.seen == [jax.local_devices()[:1]]
+
+
 def test_install_and_uninstall_leave_stock_jax():
     class Hooks:
         def __getattr__(self, name):
@@ -130,6 +228,7 @@ def test_install_and_uninstall_leave_stock_jax():
         "extend": lambda: shard_map_lib._extend_axis_env,
         "module": lambda: mlir.lower_jaxpr_to_module,
         "psum": lambda: mlir._lowerings[parallel.psum_p],
+        "first runs": lambda: pxla.ExecuteReplicated.__call__,
         "hoisting": lambda: loops._scan_known_hoisting,
         "uncacheable": lambda: frozenset(mlir._uncacheable_primitives),
         "broadcast": lambda: mlir._lowerings.get(parallel.pbroadcast_p),

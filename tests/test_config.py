@@ -233,6 +233,14 @@ def test_hardware_queues_that_the_user_chose_stay(value):
     assert set(found) == {"cuda"} and f"CUDA_DEVICE_MAX_CONNECTIONS={value}: copies" in found["cuda"]
 
 
+def test_memory_that_grows_is_a_problem():
+    assert _config.growing_memory({}) is None
+    assert _config.growing_memory({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}) is None
+    for variable, value in (("PREALLOCATE", "false"), ("ALLOCATOR", "platform")):
+        found = _config.growing_memory({f"XLA_PYTHON_CLIENT_{variable}": value})
+        assert found and f"XLA_PYTHON_CLIENT_{variable}={value}: " in found
+
+
 def test_hardware_queues_asked_for_too_late_are_a_problem():
     environ: dict[str, str] = {}
     found = _config.ask_for_queues(started=True, environ=environ)

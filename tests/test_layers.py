@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"island", "connect", "routes", "failure", "unready"},
     {"tables"},
     {"_world"},
-    {"agreement"},
+    {"agreement", "loading"},
     {"decompose", "ordering"},
     {"syncing"},
     {"spanning"},

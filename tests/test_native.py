@@ -155,6 +155,7 @@ def test_python_is_free_while_a_program_waits(engine: _native.Engine, peer: Peer
     peer.receive()
     line = engine.pending()[-1]  # the sending half may still be about to end
     assert line.startswith("psum/data test") and "0 of 40 bytes from right/0 rank 1" in line
+    assert engine.waits()[-1][2] == line and engine.waits()[-1][0] == 1
     assert not result.done()
     peer.send(x.tobytes())
     result.result(10)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import blocks, item
 
-from jax_hetccl.ordering.overlap import ancestors, ties
+from jax_hetccl.ordering.overlap import ties
 from jax_hetccl.ordering.schedule import Done, Kind, Run, Start, schedule
 
 BIG = dict(bucket_bytes=4, inflight_bytes=1 << 30)
@@ -29,6 +29,43 @@ def test_independent_computation_stands_between_start_and_done():
     assert ties(items, steps, {2, 3, 4}) == ties(items, steps, {2, 4})  # the ends of the chain are enough
     assert ties(items, steps, {2, 3, 4}).behind_start == {2}
     assert ties(items, steps, {2, 3, 4}).before_done == {(1,): (4,)}
+
+
+def ancestors(items, of):
+    """The operations given and all that they need, directly or not."""
+    found, todo = set(), list(of)
+    while todo:
+        if (i := todo.pop()) not in found:
+            found.add(i)
+            todo.extend(items[i].needs)
+    return found
+
+
+class Counted(list):
+    """Counts how often items are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key):
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_time_grows_with_the_program_and_not_with_its_square():
+    def looks(layers):
+        """A long chain of products; each layer's result is exchanged and used further on, beside heavy work of its own."""
+        items = []
+        for layer in range(layers):
+            at = len(items)
+            items.append(item(Kind.PLAIN, *([at - 4] if layer else [])))
+            items.append(item(Kind.EXCHANGE, at))
+            items.append(item(Kind.PLAIN, at))
+            items.append(item(Kind.PLAIN, at + 1, at + 2, *([at - 1] if layer else [])))
+        counted = Counted(items)
+        ties(counted, schedule(items, **BIG), {i for i, x in enumerate(items) if x.kind is Kind.PLAIN})
+        return counted.looks
+
+    assert looks(400) < 3 * looks(200)
 
 
 def test_a_backward_pass_is_left_alone():

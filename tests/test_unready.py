@@ -18,12 +18,12 @@ class Member:
     """A member with what it waits for and what it reported."""
 
     control: ControlPlane
-    lines: list[str] = dataclasses.field(default_factory=list)
+    waits: list[unready.Wait] = dataclasses.field(default_factory=list)
     reports: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.unready = unready.Unready(
-            self.control, lambda: list(self.lines), lambda kind, text: self.reports.append((kind, text))
+            self.control, lambda: list(self.waits), lambda kind, text: self.reports.append((kind, text))
         )
 
     def looks(self, seconds: float) -> list[tuple[str, str]]:
@@ -42,12 +42,16 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Member]]:
         yield made
 
 
-WAITS = "psum/data f32[4]: rank 0 (left/0) has received 0 of 16 bytes from rank 2 (right/0)"
+RIGHT = 2  # the index of right/0
+PROGRAM = 2**64 - 5
+TEXT = "psum/data f32[4]: rank 0 (left/0) has received 0 of 16 bytes from rank 2 (right/0)"
+WAITS = unready.Wait(RIGHT, PROGRAM, TEXT)
 
 
 def test_who_waits_in_vain_reports_it(members: list[Member]) -> None:
     left, _, right = members
-    left.lines = [WAITS]
+    right.unready.lowered(PROGRAM - 1)
+    left.waits = [WAITS]
     right.unready.failed(NotImplementedError("no rule for platform x\nmore"))
     ((kind, text),) = left.looks(3)
     assert kind == "agreement"
@@ -55,14 +59,28 @@ def test_who_waits_in_vain_reports_it(members: list[Member]) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["nothing waits", "waits for another", "moves", "failed too", "goes on", "same cluster"]
+    "what",
+    [
+        "nothing waits",
+        "waits for another",
+        "waits for one whose name begins alike",
+        "moves",
+        "failed too",
+        "goes on",
+        "same cluster",
+        "runs cached programs",
+    ],
 )
 def test_who_does_not_wait_in_vain_is_silent(members: list[Member], what: str) -> None:
     left, sibling, right = members
-    left.lines = [] if what == "nothing waits" else [WAITS]
+    left.waits = [] if what == "nothing waits" else [WAITS]
     failing = sibling if what == "same cluster" else right
     if what in ("waits for another", "same cluster"):
-        left.lines = [WAITS.replace("right/0", "left/1")]
+        left.waits = [dataclasses.replace(WAITS, member=1)]
+    if what == "waits for one whose name begins alike":
+        left.waits = [unready.Wait(1, PROGRAM, TEXT.replace("right/0", "right/01"))]
+    if what == "runs cached programs":
+        failing.unready.lowered(PROGRAM, 7)
     failing.unready.failed(ValueError("groups"))
     if what == "failed too":
         left.unready.failed(ValueError("groups"))
@@ -71,7 +89,7 @@ def test_who_does_not_wait_in_vain_is_silent(members: list[Member], what: str) -
     for step in range(8):
         assert not left.looks(0.1)
         if what == "moves":
-            left.lines = [WAITS.replace("received 0", f"received {step + 1}")]
+            left.waits = [dataclasses.replace(WAITS, text=TEXT.replace("received 0", f"received {step + 1}"))]
 
 
 def test_an_error_that_both_had_does_not_hide_the_next_one(members: list[Member]) -> None:
@@ -80,6 +98,6 @@ def test_an_error_that_both_had_does_not_hide_the_next_one(members: list[Member]
         member.unready.failed(ValueError("groups"))
     right.unready.goes_on()
     right.unready.failed(ValueError("another"))
-    left.lines = [WAITS]
+    left.waits = [WAITS]
     ((_, text),) = left.looks(3)
     assert "another" in text

@@ -157,7 +157,9 @@ def test_three_processes_two_clusters_two_worlds_in_a_row(run, transport):
             assert facts["repr"].startswith(f"World({name} of [left: 4 cpu, right: 2 cpu], epoch=")
             assert "right" in facts["table"]
             hosted = ["hetccl-coordinator"] if name == "left/0" else []
-            assert facts["threads"] == sorted(["hetccl-accept", "hetccl-control", "hetccl-failure", *hosted])
+            assert facts["threads"] == sorted(
+                ["hetccl-accept", "hetccl-control", "hetccl-failure", "hetccl-take_0", *hosted]
+            )
     for name, (status, errors) in job.finish().items():
         assert status == 0, f"{name}: {errors}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +41,11 @@ def reporting(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., Any]:
         def run(compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             try:
                 # Partitioners call back into tracing; what they trace is one device's, whatever mesh is in force here.
-                with mesh_lib.use_abstract_mesh(mesh_lib.empty_abstract_mesh):
+                # Autotuning allocates, loads and runs kernels.
+                with (
+                    mesh_lib.use_abstract_mesh(mesh_lib.empty_abstract_mesh),
+                    hooks.loading(devices.flat) or contextlib.nullcontext(),
+                ):
                     return compile_(backend, module, *args, **kwargs)
             except Exception as error:
                 hooks.compile_failed(module, error)

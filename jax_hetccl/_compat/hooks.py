@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jax._src.lib.mlir import ir
@@ -50,6 +51,10 @@ class Hooks(Protocol):
 
     def finish_module(self, module: ir.Module) -> None:
         """Orders the exchanges of a whole lowered program, in place."""
+        ...
+
+    def loading(self, devices: Iterable[Any]) -> contextlib.AbstractContextManager[Any] | None:
+        """What surrounds a load of a program onto these devices; None where that needs nothing."""
         ...
 
     def compiled(self, module: ir.Module) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 from jax._src import compiler, core
 from jax._src import shard_map as shard_map_lib
-from jax._src.interpreters import ad, mlir
+from jax._src.interpreters import ad, mlir, pxla
 from jax._src.lax import parallel
 from jax._src.lax.control_flow import loops
 
-from jax_hetccl._compat import collectives, compiling, differentiation, tracing
+from jax_hetccl._compat import collectives, compiling, differentiation, loading, tracing
 from jax_hetccl._compat.communication import not_of_communication
 from jax_hetccl._compat.hooks import Hooks
 from jax_hetccl._compat.patches import patched, replace, replace_item, undo_all, wrap_lowering
@@ -26,6 +26,8 @@ def install(hooks: Hooks) -> None:
     replace(core.AxisEnv, "axis_size", tracing.axis_size_rule(hooks, core.AxisEnv.axis_size))
     replace(mlir, "wrap_xla_metadata_in_place", tracing.without_local_mark(mlir.wrap_xla_metadata_in_place))
     replace(compiler, "compile_or_get_cached", compiling.reporting(hooks, compiler.compile_or_get_cached))
+    run = pxla.ExecuteReplicated.__call__
+    replace(pxla.ExecuteReplicated, "__call__", loading.first_runs_apart(hooks, run))
     replace(loops, "_scan_known_hoisting", not_of_communication(loops._scan_known_hoisting))
     transposes: Any = next(
         table

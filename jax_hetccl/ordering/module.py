@@ -32,10 +32,12 @@ INFLIGHT_BYTES = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the pass made of a module: its exchanges in order, with the nesting, and the id the clusters compare."""
+    """What the pass made of a module: its exchanges in order, with the nesting, and the id the clusters compare; the
+    program ids of its streams."""
 
     id: int
     lines: tuple[str, ...]
+    streams: frozenset[int] = frozenset()
 
 
 def finish(world: World, registry: exchange.Registry, module: ir.Module) -> Program | None:
@@ -77,6 +79,7 @@ class _Pass:
         self.partitions = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
         self.lines: list[str] = []
         self.syncs: list[int] = []
+        self.streams: set[int] = set()
         self._has: dict[str, bool] = {}  # functions with exchanges
         self._threaded: dict[str, list[str]] = {}  # functions done, and their part of ``lines``
         self._emitted: list[ir.Operation] = []  # starts and dones, whose attributes name the program
@@ -94,7 +97,7 @@ class _Pass:
             rewrite.add_attributes(op, program=exchange.i64(program), index=exchange.i64(index))
         if self.syncs:
             rewrite.note_syncs(self.module, self.syncs)
-        return Program(program, tuple(self.lines))
+        return Program(program, tuple(self.lines), frozenset(self.streams))
 
     # --- what is where ---
 
@@ -177,6 +180,7 @@ class _Pass:
         spec = exchange.bucket([self.registry[rewrite.plan_id(m)] for m in markers], places)
         teach(self.world, spec)
         if spec.program is not None:
+            self.streams.add(spec.program)
             self.world.engine.set_program(spec.program, f"stream {spec.stream}")
         if spec.stream is None:  # the other clusters' programs need not have the streams of this one
             self.lines.append(f"{spec.wire_id:016x}")

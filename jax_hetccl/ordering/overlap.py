@@ -42,33 +42,47 @@ def ties(items: Sequence[Item], steps: Sequence[Step], heavy: Collection[int]) -
         return Ties(frozenset(), {})
     behind: set[int] = set()
     before: dict[tuple[int, ...], tuple[int, ...]] = {}
+    waited: set[int] = set()  # what a start has waited for so far: it has run, so it is in no later window
     window: list[int] = []  # heavy operations of this round that no start has waited for so far
+    ran: list[int] = []  # all operations of this round; what lies between two of the window is among them
     started = False
     for step in steps:
         match step:
-            case Run(i) if started and i in heavy:
-                window.append(i)
+            case Run(i) if started:
+                ran.append(i)
+                if i in heavy:
+                    window.append(i)
             case Start(bucket):
                 started = True
-                waited = ancestors(items, [n for e in bucket for n in items[e].needs])
-                window = [i for i in window if i not in waited]
+                if new := _reach(items, [n for e in bucket for n in items[e].needs], waited):
+                    window = [i for i in window if i not in new]
             case Done(bucket) if started:
-                below = {i: ancestors(items, items[i].needs) for i in window}
-                behind.update(i for i in window if not below[i] & set(window))
-                before[bucket] = tuple(i for i in window if not any(i in below[j] for j in window))
-                window, started = [], False
+                inside = set(window)
+                below: set[int] = set()  # of an operation of the window
+                above: set[int] = set()
+                for i in ran:
+                    if any(n in inside or n in below for n in items[i].needs):
+                        below.add(i)
+                for i in reversed(ran):
+                    if i in inside or i in above:
+                        above.update(items[i].needs)
+                behind.update(inside - below)
+                before[bucket] = tuple(i for i in window if i not in above)
+                window, ran, started = [], [], False
             case _:
                 pass
     return Ties(frozenset(behind), before)
 
 
-def ancestors(items: Sequence[Item], of: Collection[int]) -> set[int]:
-    """The operations given and all that they need, directly or not."""
+def _reach(items: Sequence[Item], of: Collection[int], known: set[int]) -> set[int]:
+    """The operations given and all that they need, directly or not, without those in ``known``, which they are added
+    to."""
     found: set[int] = set()
     todo = list(of)
     while todo:
         i = todo.pop()
-        if i not in found:
+        if i not in known:
+            known.add(i)
             found.add(i)
             todo.extend(items[i].needs)
     return found

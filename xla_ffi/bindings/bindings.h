@@ -4,9 +4,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "xla_ffi/exchange/engine.h"
 
@@ -22,6 +24,21 @@ struct EngineObject {
       : engine(std::move(engine)), stream_sync(std::move(stream_sync)) {}
   EngineObject(const EngineObject&) = delete;
   ~EngineObject();
+};
+
+// Sections of some of an engine's GPUs. Not thread-safe; outlives the engine.
+class SectionObject {
+ public:
+  // Ordinals of devices that are no GPUs do not count.
+  SectionObject(Engine& engine, const std::vector<int>& ordinals);
+  SectionObject(const SectionObject&) = delete;
+  // False: a stream was still held at the end; the sections are open all the same.
+  bool Enter(double timeout_s);
+  void Leave() { open_.clear(); }
+
+ private:
+  std::vector<std::shared_ptr<device::StreamSpace>> gpus_;
+  std::list<device::Section> open_;
 };
 
 void DefineEngine(nanobind::module_& module);

@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -170,6 +171,21 @@ void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arri
 
 }  // namespace
 
+SectionObject::SectionObject(Engine& engine, const std::vector<int>& ordinals) {
+  for (int ordinal : ordinals) {
+    if (auto gpu = engine.Gpu(ordinal)) gpus_.push_back(std::move(gpu));
+  }
+}
+
+bool SectionObject::Enter(double timeout_s) {
+  const TimePoint deadline = Clock::now() + Seconds(timeout_s);
+  for (const auto& gpu : gpus_) open_.emplace_back(&gpu->exclusion());
+  for (const auto& gpu : gpus_) {
+    if (!gpu->exclusion().AwaitNoHold(std::max(deadline - Clock::now(), Duration(0)))) return false;
+  }
+  return true;
+}
+
 EngineObject::~EngineObject() {
   // Joining threads that run XLA programs with Python callbacks needs the GIL released.
   if (engine.use_count() != 1) return;
@@ -185,6 +201,9 @@ void DefineEngine(nb::module_& module) {
       .def("__repr__", [](const Failure& failure) {
         return "Failure(" + failure.kind + ": " + failure.message + ")";
       });
+  nb::class_<SectionObject>(module, "Section")
+      .def("enter", &SectionObject::Enter, "timeout_s"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("leave", &SectionObject::Leave);
   nb::class_<EngineObject>(module, "Engine")
       .def("__init__", &Construct, nb::kw_only(), "epoch"_a, "timeout_s"_a = 60.0,
            "arrival_timeout_s"_a = 600.0, "mismatch_grace_s"_a = 2.0, "abort_grace_s"_a = 2.0,
@@ -214,6 +233,7 @@ void DefineEngine(nb::module_& module) {
             const transport::rdma::Options options = RdmaOptions(rdma);
             Status status;
             {
+              // A GPU's slots wait until nothing is held, and a queue pair for the peer.
               nb::gil_scoped_release release;
               status = AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport,
                                   std::move(owned), options);
@@ -240,8 +260,27 @@ void DefineEngine(nb::module_& module) {
           },
           "kind"_a, "message"_a)
       .def("failure", [](EngineObject& self) { return ToFailure(self.engine->failure()); })
+      .def(
+          "section",
+          [](EngineObject& self, const std::vector<int>& device_ordinals) {
+            return new SectionObject(*self.engine, device_ordinals);
+          },
+          "device_ordinals"_a)
       .def("stats", &Stats)
-      .def("pending", [](EngineObject& self) { return self.engine->Pending(); })
+      .def("pending",
+           [](EngineObject& self) {
+             std::vector<std::string> lines;
+             for (PendingPart& part : self.engine->Pending()) lines.push_back(std::move(part.text));
+             return lines;
+           })
+      .def("waits",
+           [](EngineObject& self) {
+             std::vector<std::tuple<uint32_t, uint64_t, std::string>> waits;
+             for (PendingPart& part : self.engine->Pending()) {
+               waits.emplace_back(part.peer_rank, part.program, std::move(part.text));
+             }
+             return waits;
+           })
       .def(
           "close",
           [](EngineObject& self, double timeout_s) {

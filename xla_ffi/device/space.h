@@ -69,6 +69,8 @@ class Gate {
   virtual ~Gate() = default;
   // True from some moment on. Does not wait. An error means that the device is lost.
   virtual Status Poll(bool* open) = 0;
+  // Whether Poll calls a driver, which may keep the caller while somebody else waits in it.
+  virtual bool asks_driver() const { return false; }
 };
 
 // The queue of work that XLA hands to a handler: a stream of the device, null on the host.

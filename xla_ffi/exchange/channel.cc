@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <thread>
 
+#include "xla_ffi/exchange/end_process.h"
+
 namespace hetccl {
 namespace {
 
@@ -11,6 +13,11 @@ constexpr char kCopyStuck[] =
     "a copy to or from this rank's own device does not end; on a GPU another stream may wait in "
     "the hardware queue that the copies use: give the process more queues before JAX starts, "
     "CUDA_DEVICE_MAX_CONNECTIONS=32 or GPU_MAX_HW_QUEUES=8 (docs/gpu.md)";
+
+constexpr char kInsideDriver[] =
+    "it is this rank's own side that did not move: its thread waits inside a call of the GPU's "
+    "driver, which something else in this process keeps busy until the device is idle (the load "
+    "of a program or kernel, an allocation; docs/gpu.md)";
 
 }  // namespace
 
@@ -68,11 +75,28 @@ bool Channel::Started(Exchange* exchange) {
   return started;
 }
 
-void Channel::AwaitQuiet(transport::Endpoint* endpoint) {
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(5);
-  while (!endpoint->Quiet() && Clock::now() < deadline) {
+void Channel::AwaitQuiet(transport::Endpoint* endpoint, const Exchange& exchange) const {
+  const TimePoint deadline = Clock::now() + context_->bounds.give_back;
+  while (!endpoint->Quiet()) {
+    if (Clock::now() > deadline) EndWith(exchange);
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+}
+
+void Channel::CheckGivenBack(TimePoint now, const Exchange* under_way) {
+  // Several looks: a process that was stopped meanwhile gets time to go on.
+  constexpr int kLooks = 3;
+  const bool late = under_way != nullptr && context_->failure.has_adopted() &&
+                    context_->failure.SinceAdoption(now) > context_->bounds.give_back;
+  late_looks_ = late ? late_looks_ + 1 : 0;
+  if (late_looks_ >= kLooks) EndWith(*under_way);
+}
+
+void Channel::EndWith(const Exchange& exchange) const {
+  EndProcess(context_->failure.adopted(),
+             OperationName(exchange) + " at " + LocalName() +
+                 " has failed, but what it still does with the device's memory does not end: " +
+                 kCopyStuck + "; the memory cannot be given back, so this process ends");
 }
 
 void Channel::Moved(size_t bytes) {
@@ -88,6 +112,14 @@ void Channel::NoteProgress() {
   progress_with_peer_->store(now, std::memory_order_relaxed);
 }
 
+Duration Channel::InsideStep(TimePoint now) {
+  const uint64_t steps = ProxySteps();
+  const bool inside = steps % 2 == 1;
+  if (!inside || steps != seen_steps_) seen_steps_at_ = now;
+  seen_steps_ = steps;
+  return inside_step_ = now - seen_steps_at_;
+}
+
 Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* preposition,
                         uint64_t moved, uint64_t total, Duration waited, bool under_way,
                         const char* hint) const {
@@ -99,6 +131,7 @@ Status Channel::Timeout(const Exchange& exchange, const char* verb, const char* 
   text += under_way ? "nothing moved for " : "waited ";
   text += seconds;
   text += under_way ? " (HETCCL_TIMEOUT)" : " for it to begin (HETCCL_ARRIVAL_TIMEOUT)";
+  if (inside_step_ > waited / 2) return Status(ErrorKind::kTimeout, text + "; " + kInsideDriver);
   if (copying_.load(std::memory_order_relaxed)) hint = kCopyStuck;
   return Status(ErrorKind::kTimeout, text + "; " + hint);
 }

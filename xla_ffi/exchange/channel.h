@@ -27,6 +27,8 @@ struct Bounds {
   Duration progress;        // between two bytes of a message under way
   Duration arrival;         // until the peer reaches the operation
   Duration mismatch_grace;  // of silence, see IncomingChannel
+  // Behind a failure, for whatever still touches a program's memory; then the process ends.
+  Duration give_back;
 };
 
 // Shared by all channels of an engine.
@@ -59,6 +61,13 @@ struct ChannelContext {
   std::mutex progress_mutex_;
   // Guarded by progress_mutex_:
   std::unordered_map<uint32_t, std::shared_ptr<std::atomic<int64_t>>> progress_;
+};
+
+// A message that is queued or moving.
+struct PendingPart {
+  uint32_t peer_rank = 0;
+  uint64_t program = 0;
+  std::string text;  // one line for people
 };
 
 // Counts the exchanges of a (program, index): both sides count alike, so the count tells runs of
@@ -103,8 +112,8 @@ class Channel : public proxy::Task {
   // Ends all parts as failed, those posted later too. A part that the proxy thread is moving ends
   // on that thread, in its next step. Any thread.
   virtual void FailAll() = 0;
-  // One line for each part that is queued or moving. Any thread.
-  virtual void Describe(std::vector<std::string>* lines) const = 0;
+  // Adds each part that is queued or moving. Any thread.
+  virtual void Describe(std::vector<PendingPart>* parts) const = 0;
   // The oldest operation that is queued or moving; empty if there is none. Any thread.
   virtual std::string OldestOperation() const = 0;
   // See transport::Endpoint::route; empty before the channel is connected. Any thread.
@@ -127,16 +136,24 @@ class Channel : public proxy::Task {
   // Whether the exchange's device has come to its start. Breaks if the device is lost. Proxy
   // thread.
   bool Started(Exchange* exchange);
-  // Waits, bounded, until nothing touches the memory of the message under way. Closing thread.
-  static void AwaitQuiet(transport::Endpoint* endpoint);
+  // Waits until nothing touches the memory of the message under way, and ends the process if that
+  // does not come. Closing thread.
+  void AwaitQuiet(transport::Endpoint* endpoint, const Exchange& exchange) const;
+  // Behind a failure: ends the process if the part under way has not ended in time. The memory
+  // could not be given back, and its program would wait for good. Watchdog.
+  void CheckGivenBack(TimePoint now, const Exchange* under_way);
   // Counts progress of the part under way. Proxy thread.
   void Moved(size_t bytes);
   // Notes that the part under way, and thus something with this peer, goes on. Proxy thread.
   void NoteProgress();
-  // The text of a timeout. A copy of the own device that does not end is told instead of the hint.
+  // How long the channel's proxy thread has been inside of one step, as far as the watchdog has
+  // seen. To be called at each look. Watchdog.
+  Duration InsideStep(TimePoint now);
+  // The text of a timeout. What does not end on the own side is told instead of the hint.
   Status Timeout(const Exchange& exchange, const char* verb, const char* preposition,
                  uint64_t moved, uint64_t total, Duration waited, bool under_way,
                  const char* hint) const;
+  [[noreturn]] void EndWith(const Exchange& exchange) const;
 
   const std::shared_ptr<ChannelContext> context_;
   const uint32_t local_rank_;
@@ -148,6 +165,11 @@ class Channel : public proxy::Task {
   std::atomic<uint64_t> moved_{0};
   std::atomic<int64_t> last_progress_{0};  // Clock ticks
   std::atomic<bool> copying_{false};       // a copy on the own device is under way
+  // Watchdog only:
+  int late_looks_ = 0;
+  uint64_t seen_steps_ = 0;
+  TimePoint seen_steps_at_{};
+  Duration inside_step_{0};
 
   mutable std::mutex mutex_;
   bool closed_ = false;        // guarded by mutex_: parts are refused

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "xla_ffi/exchange/end_process.h"
+
 namespace hetccl {
 namespace {
 
@@ -46,7 +48,7 @@ Engine::Engine(const EngineOptions& options)
       context_(std::make_shared<ChannelContext>(
           options.epoch,
           Bounds{Seconds(options.timeout_s), Seconds(options.arrival_timeout_s),
-                 Seconds(options.mismatch_grace_s)},
+                 Seconds(options.mismatch_grace_s), Seconds(options.give_back_s)},
           Seconds(options.abort_grace_s))),
       pool_(std::make_shared<ElasticPool>("hetccl-done")),
       in_flight_(std::make_shared<std::atomic<int64_t>>(0)),
@@ -66,16 +68,29 @@ Status Engine::SetLocalDevice(int device_ordinal, uint32_t rank,
         "with host functions (HETCCL_STREAM_SYNC=hostfunc, or a device without stream memory "
         "operations) a process can have one GPU: run one process for each GPU");
   }
+  // No exchange whose program has come to it lasts longer.
+  if (gpu) gpu->SetHoldBound(Seconds(options_.arrival_timeout_s + options_.timeout_s + 30));
   local_devices_[device_ordinal] = {rank, std::move(gpu)};
   return Status();
 }
 
 device::Space& Engine::SpaceOf(uint32_t rank) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [ordinal, device] : local_devices_) {
-    if (device.rank == rank && device.gpu != nullptr) return *device.gpu;  // lives for ever
-  }
+  if (const auto gpu = GpuOf(rank)) return *gpu;  // lives for ever
   return host_;
+}
+
+std::shared_ptr<device::StreamSpace> Engine::GpuOf(uint32_t rank) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [ordinal, device] : local_devices_) {
+    if (device.rank == rank) return device.gpu;
+  }
+  return nullptr;
+}
+
+bool Engine::HasGpu() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(local_devices_.begin(), local_devices_.end(),
+                     [](const auto& device) { return device.second.gpu != nullptr; });
 }
 
 std::shared_ptr<device::StreamSpace> Engine::Gpu(int device_ordinal) const {
@@ -142,6 +157,17 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
   }
   const std::shared_ptr<device::StreamSpace> gpu = Gpu(request.device_ordinal);
   device::Space& space = gpu ? static_cast<device::Space&>(*gpu) : host_;
+  if (gpu) {
+    if (const auto dead =
+            on_streams_.DropDead(request.device_ordinal, request.sends, request.receives)) {
+      const Status status = InternalError(
+          dead->plan().text() + " at " + context_->directory.Rank(dead->plan().rank()) +
+          ": its program ended between start and done (see the program's own error), and another "
+          "program already uses the memory that the exchange still moves");
+      context_->failure.Propose(status);
+      return status;
+    }
+  }
   for (const ZeroRange& zero : plan->zeros()) {
     std::byte* data = request.receives[zero.buffer].data + zero.offset;
     if (Status status = space.Zero(data, zero.bytes, request.queue); !status.ok()) return status;
@@ -158,13 +184,11 @@ Status Engine::Start(const StartRequest& request, Ticket* ticket) {
   }
   for (const BufferView& buffer : request.sends) exchange->send_addresses.push_back(buffer.data);
   ticket->id = exchange->id();
-  {
+  if (gpu) {
+    on_streams_.Add(request.device_ordinal, exchange, request.sends, request.receives);
+  } else {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (gpu) {
-      on_streams_[{request.device_ordinal, request.plan}].push_back(exchange);
-    } else {
-      started_[exchange->id()] = exchange;
-    }
+    started_[exchange->id()] = exchange;
   }
   Post(exchange, request);
   return Status();
@@ -221,22 +245,6 @@ std::shared_ptr<Exchange> Engine::Take(uint64_t id) {
   return exchange;
 }
 
-std::shared_ptr<Exchange> Engine::TakeFromStream(int device_ordinal, uint64_t plan,
-                                                 const std::vector<const void*>& receives,
-                                                 const std::vector<const void*>& sends) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto queue = on_streams_.find({device_ordinal, plan});
-  if (queue == on_streams_.end() || queue->second.empty()) return nullptr;
-  std::deque<std::shared_ptr<Exchange>>& waiting = queue->second;
-  auto match = std::find_if(waiting.begin(), waiting.end(), [&](const auto& exchange) {
-    return exchange->receive_addresses == receives && exchange->send_addresses == sends;
-  });
-  if (match == waiting.end()) match = waiting.begin();
-  std::shared_ptr<Exchange> exchange = std::move(*match);
-  waiting.erase(match);
-  return exchange;
-}
-
 std::optional<Status> Engine::WaitFailure(Duration bound) {
   return context_->failure.WaitCandidate(bound);
 }
@@ -285,10 +293,10 @@ EngineStats Engine::Stats() const {
   return stats;
 }
 
-std::vector<std::string> Engine::Pending() const {
-  std::vector<std::string> lines;
-  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->Describe(&lines);
-  return lines;
+std::vector<PendingPart> Engine::Pending() const {
+  std::vector<PendingPart> parts;
+  for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->Describe(&parts);
+  return parts;
 }
 
 Status Engine::Close(Duration bound) {
@@ -306,6 +314,12 @@ Status Engine::Close(Duration bound) {
   for (const std::shared_ptr<Channel>& channel : channels_.All()) channel->FailAll();
   const int stuck_proxies = channels_.Shutdown(deadline);
   if (stuck_proxies == 0) host_.Close();
+  if (stuck_proxies > 0 && in_flight_->load() > 0 && HasGpu()) {
+    // Nobody would end the exchanges of a thread that comes back only now.
+    EndProcess(failure(), std::to_string(stuck_proxies) +
+                              " threads of jax_hetccl are inside the GPU's driver, which does not "
+                              "return, and streams may wait for them, so this process ends");
+  }
   const Duration left = std::max(deadline - Clock::now(), Duration(std::chrono::milliseconds(50)));
   const int stuck_completions = pool_->Shutdown(left);
   context_->failure.Close();

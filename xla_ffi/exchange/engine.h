@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +20,7 @@
 #include "xla_ffi/device/stream/stream_space.h"
 #include "xla_ffi/exchange/channel_table.h"
 #include "xla_ffi/exchange/exchange.h"
+#include "xla_ffi/exchange/on_streams.h"
 #include "xla_ffi/exchange/plan.h"
 #include "xla_ffi/exchange/watchdog.h"
 
@@ -32,6 +32,9 @@ struct EngineOptions {
   double arrival_timeout_s = 600;
   double mismatch_grace_s = 2;
   double abort_grace_s = 2;
+  // Behind a failure, for copies and fills of a device that are still to end; then the process
+  // ends.
+  double give_back_s = 10;
   int proxy_threads = 0;  // 0: chosen by the number of cores
   double spin_us = 50;    // how long a proxy thread spins before it sleeps
   int copy_threads = 0;   // of the host's side of pairs with a GPU; 0: by the number of cores
@@ -113,6 +116,8 @@ class Engine {
   device::Space& SpaceOf(uint32_t rank);
   // Null unless the device is a GPU.
   std::shared_ptr<device::StreamSpace> Gpu(int device_ordinal) const;
+  // The same by rank.
+  std::shared_ptr<device::StreamSpace> GpuOf(uint32_t rank) const;
   const EngineOptions& options() const { return options_; }
   Directory& directory() { return context_->directory; }
   ChannelTable& channels() { return channels_; }
@@ -127,29 +132,33 @@ class Engine {
   Status Start(const StartRequest& request, Ticket* ticket);
   // Hands out a started exchange, once. Null for an unknown id.
   std::shared_ptr<Exchange> Take(uint64_t id);
-  // The same on a GPU, where the ticket cannot be read: the oldest exchange of this plan with these
-  // buffers, or the oldest of this plan if none has them (then the buffers were moved).
+  // The same on a GPU: see OnStreams::Take.
   std::shared_ptr<Exchange> TakeFromStream(int device_ordinal, uint64_t plan,
                                            const std::vector<const void*>& receives,
-                                           const std::vector<const void*>& sends);
+                                           const std::vector<const void*>& sends) {
+    return on_streams_.Take(device_ordinal, plan, receives, sends);
+  }
   void CountCopied() { copied_.fetch_add(1, std::memory_order_relaxed); }
 
   std::optional<Status> WaitFailure(Duration bound);
   void Abort(const Status& status);
+  // Makes this the candidate if there is none.
+  void Fail(const Status& status) { context_->failure.Propose(status); }
   // The adopted error; ok while there is none.
   Status failure() const { return context_->failure.adopted(); }
   // Outlives the engine, for completions that do.
   std::shared_ptr<const ChannelContext> context() const { return context_; }
 
   EngineStats Stats() const;
-  // One line for each message that is queued or moving.
-  std::vector<std::string> Pending() const;
+  // Each message that is queued or moving.
+  std::vector<PendingPart> Pending() const;
 
   // Fails what is pending, says goodbye to the peers and joins all threads. Idempotent. An error
   // names the threads that did not end in time; nothing they use is freed.
   Status Close(Duration bound);
 
  private:
+  bool HasGpu() const;
   std::shared_ptr<const DevicePlan> FindPlan(uint64_t id, int device_ordinal) const;
   // Ok if starts may go on failing softly; the error once a program does so for too long.
   Status CheckAfterFailure(uint64_t program);
@@ -171,14 +180,13 @@ class Engine {
   const std::shared_ptr<std::atomic<int64_t>> in_flight_;
   std::atomic<uint64_t> copied_{0};
   std::atomic<bool> closed_{false};
+  OnStreams on_streams_;
 
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   std::map<int, LocalDevice> local_devices_;
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const DevicePlan>> plans_;
   std::unordered_map<uint64_t, std::shared_ptr<Exchange>> started_;
-  // By device ordinal and plan, oldest first.
-  std::map<std::pair<int, uint64_t>, std::deque<std::shared_ptr<Exchange>>> on_streams_;
   std::unordered_map<uint64_t, TimePoint> failing_since_;  // by program
   // Exchanges with a part that has no channel; they end when the failure is adopted.
   std::vector<std::shared_ptr<Exchange>> orphans_;

@@ -60,6 +60,7 @@ class Exchange {
   void SetGate(std::shared_ptr<device::Gate> gate);
   // Asks the gate. Any thread of the engine. An error means that the device is lost.
   Status PollStarted(bool* started);
+  bool gate_asks_driver() const { return gate_ != nullptr && gate_->asks_driver(); }
   // When it was first seen to have started; the far future before. Any thread.
   TimePoint started_at() const;
 

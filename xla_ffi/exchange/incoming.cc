@@ -78,6 +78,8 @@ Pace IncomingChannel::Step() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!posted_.empty()) oldest = posted_.front().exchange;
   }
+  bool started = false;
+  if (oldest && oldest->gate_asks_driver()) (void)oldest->PollStarted(&started).ok();
   CheckPeer(*receiver_, oldest.get());
   return oldest && !broken_ ? Pace::kWaiting : Pace::kIdle;
 }
@@ -193,17 +195,25 @@ void IncomingChannel::PollOldest() {
     if (!posted_.empty()) oldest = posted_.front().exchange;
   }
   bool started = false;
-  // A lost device shows when something is to be moved, with the operation's name.
-  if (oldest != nullptr) (void)oldest->PollStarted(&started).ok();
+  // A lost device shows when something is to be moved, with the operation's name. The watchdog must
+  // get on whoever waits in a driver; there the proxy thread asks, a little later.
+  if (oldest != nullptr && !oldest->gate_asks_driver()) (void)oldest->PollStarted(&started).ok();
 }
 
 void IncomingChannel::CheckDeadlines(TimePoint now) {
   PollOldest();
+  const Duration inside = InsideStep(now);
   Status failure;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    CheckGivenBack(now, current_ ? current_->exchange.get() : nullptr);
     if (broken_.load(std::memory_order_relaxed) || closed_) return;
-    if (current_) failure = OverdueCurrent(now);
+    if (inside >= context_->bounds.progress && (current_ || !posted_.empty())) {
+      const Part& part = current_ ? *current_ : posted_.front();
+      failure = Timeout(*part.exchange, "received", "from", current_ ? moved_.load() : 0,
+                        part.bytes, inside, /*under_way=*/true, "");
+    }
+    if (failure.ok() && current_) failure = OverdueCurrent(now);
     if (failure.ok() && !posted_.empty() && (!current_ || overtaking_)) {
       failure = OverdueOldest(now);
     }
@@ -222,12 +232,14 @@ void IncomingChannel::FailAll() {
   Notify();
 }
 
-void IncomingChannel::Describe(std::vector<std::string>* lines) const {
+void IncomingChannel::Describe(std::vector<PendingPart>* parts) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto line = [&](const Part& part, uint64_t moved) {
-    lines->push_back(OperationName(*part.exchange) + ": " + LocalName() + " has received " +
-                     std::to_string(moved) + " of " + std::to_string(part.bytes) + " bytes from " +
-                     PeerName() + (attached_ ? "" : ", which has not connected"));
+    parts->push_back({peer_rank_, part.exchange->program(),
+                      OperationName(*part.exchange) + ": " + LocalName() + " has received " +
+                          std::to_string(moved) + " of " + std::to_string(part.bytes) +
+                          " bytes from " + PeerName() +
+                          (attached_ ? "" : ", which has not connected")});
   };
   if (current_) line(*current_, moved_.load(std::memory_order_relaxed));
   for (const Part& part : posted_) line(part, 0);
@@ -241,7 +253,7 @@ std::string IncomingChannel::OldestOperation() const {
 
 void IncomingChannel::Shutdown() {
   if (current_) {
-    AwaitQuiet(receiver_.get());
+    AwaitQuiet(receiver_.get(), *current_->exchange);
     EndCurrent(/*failed=*/true);
   }
   if (receiver_) receiver_->SayGoodbye();

@@ -47,7 +47,7 @@ class IncomingChannel final : public Channel {
   bool ArmDoorbell() override { return receiver_->ArmDoorbell(); }
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;
-  void Describe(std::vector<std::string>* lines) const override;
+  void Describe(std::vector<PendingPart>* parts) const override;
   std::string OldestOperation() const override;
   transport::Route route() const override {
     return attached() ? receiver_->route() : transport::Route();
@@ -85,8 +85,8 @@ class IncomingChannel final : public Channel {
   // there is none. Requires mutex_.
   Status OverdueCurrent(TimePoint now) const;
   Status OverdueOldest(TimePoint now) const;
-  // Asks the oldest receive's exchange whether it has started, which nobody else does while nothing
-  // arrives. Watchdog.
+  // Asks the oldest receive's exchange whether it has started, while nothing arrives, unless that
+  // might wait. Watchdog.
   void PollOldest();
 
   std::unique_ptr<transport::Receiver> receiver_;  // set once by Attach, then proxy thread only

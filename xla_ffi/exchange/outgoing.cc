@@ -99,27 +99,38 @@ proxy::Pace OutgoingChannel::Step() {
   return working ? proxy::Pace::kWaiting : proxy::Pace::kIdle;
 }
 
+Status OutgoingChannel::Overdue(TimePoint now) const {
+  // An own copy that is under way needs nothing of the peer.
+  const bool begun =
+      begun_.load(std::memory_order_relaxed) || copying_.load(std::memory_order_relaxed);
+  const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
+  const TimePoint since = std::max({current_->posted, current_->exchange->started_at(), idle_since_,
+                                    begun ? progress : TimePoint()});
+  const Bounds& bounds = context_->bounds;
+  if (now - since < (begun ? bounds.progress : bounds.arrival)) return Status();
+  return Timeout(*current_->exchange, "sent", "to", moved_.load(std::memory_order_relaxed),
+                 current_->header.payload_bytes, now - since, begun,
+                 begun ? "the peer or the network is stuck"
+                       : "the peer has not reached this operation: it may still compile, be stuck, "
+                         "or run another program");
+}
+
 void OutgoingChannel::CheckDeadlines(TimePoint now) {
-  std::shared_ptr<Exchange> exchange;
+  const Duration inside = InsideStep(now);
   Status timeout;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!current_ || broken_.load(std::memory_order_relaxed)) return;
-    // An own copy that is under way needs nothing of the peer.
-    const bool begun =
-        begun_.load(std::memory_order_relaxed) || copying_.load(std::memory_order_relaxed);
-    const TimePoint progress{Duration(last_progress_.load(std::memory_order_relaxed))};
-    const TimePoint since = std::max({current_->posted, current_->exchange->started_at(),
-                                      idle_since_, begun ? progress : TimePoint()});
-    const Bounds& bounds = context_->bounds;
-    if (now - since < (begun ? bounds.progress : bounds.arrival)) return;
-    timeout = Timeout(*current_->exchange, "sent", "to", moved_.load(std::memory_order_relaxed),
-                      current_->header.payload_bytes, now - since, begun,
-                      begun ? "the peer or the network is stuck"
-                            : "the peer has not reached this operation: it may still compile, be "
-                              "stuck, or run another program");
+    CheckGivenBack(now, current_ ? current_->exchange.get() : nullptr);
+    if (broken_.load(std::memory_order_relaxed) || (!current_ && queue_.empty())) return;
+    if (inside >= context_->bounds.progress) {
+      const Part& part = current_ ? *current_ : queue_.front();
+      timeout = Timeout(*part.exchange, "sent", "to", current_ ? moved_.load() : 0,
+                        part.header.payload_bytes, inside, /*under_way=*/true, "");
+    } else if (current_) {
+      timeout = Overdue(now);
+    }
   }
-  context_->failure.Propose(timeout);
+  if (!timeout.ok()) context_->failure.Propose(timeout);
 }
 
 void OutgoingChannel::FailAll() {
@@ -133,12 +144,13 @@ void OutgoingChannel::FailAll() {
   Notify();
 }
 
-void OutgoingChannel::Describe(std::vector<std::string>* lines) const {
+void OutgoingChannel::Describe(std::vector<PendingPart>* parts) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto line = [&](const Part& part, uint64_t moved) {
-    lines->push_back(OperationName(*part.exchange) + ": " + LocalName() + " has sent " +
-                     std::to_string(moved) + " of " + std::to_string(part.header.payload_bytes) +
-                     " bytes to " + PeerName());
+    parts->push_back({peer_rank_, part.exchange->program(),
+                      OperationName(*part.exchange) + ": " + LocalName() + " has sent " +
+                          std::to_string(moved) + " of " +
+                          std::to_string(part.header.payload_bytes) + " bytes to " + PeerName()});
   };
   if (current_) line(*current_, moved_.load(std::memory_order_relaxed));
   for (const Part& part : queue_) line(part, 0);
@@ -152,7 +164,7 @@ std::string OutgoingChannel::OldestOperation() const {
 
 void OutgoingChannel::Shutdown() {
   if (current_) {
-    AwaitQuiet(sender_.get());
+    AwaitQuiet(sender_.get(), *current_->exchange);
     EndCurrent(/*failed=*/true);
   }
   sender_->SayGoodbye();

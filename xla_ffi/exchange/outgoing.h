@@ -28,7 +28,7 @@ class OutgoingChannel final : public Channel {
   bool ArmDoorbell() override { return sender_->ArmDoorbell(); }
   void CheckDeadlines(TimePoint now) override;
   void FailAll() override;
-  void Describe(std::vector<std::string>* lines) const override;
+  void Describe(std::vector<PendingPart>* parts) const override;
   std::string OldestOperation() const override;
   transport::Route route() const override { return sender_->route(); }
   void Shutdown() override;
@@ -46,6 +46,9 @@ class OutgoingChannel final : public Channel {
   enum class Next { kNone, kTaken, kNotStarted };
   Next TakeNext();
   void EndCurrent(bool failed);
+  // The failure of the part under way if it has passed its bound; ok otherwise. Requires mutex_ and
+  // such a part.
+  Status Overdue(TimePoint now) const;
 
   const std::unique_ptr<transport::Sender> sender_;
   std::atomic<bool> begun_{false};  // the peer has begun to take the current message

@@ -1,14 +1,17 @@
 #include "xla_ffi/exchange/stream_calls.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstdio>
+#include <future>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "xla_ffi/common/thread.h"
+#include "xla_ffi/exchange/end_process.h"
 
 namespace hetccl {
 namespace {
@@ -40,15 +43,10 @@ Status Pass(StreamSpace& gpu, const std::vector<Passed>& values, device::Queue q
 }
 
 // Ends the process: the program would go on with integers that nobody sent.
-void ExitWith(const Status& failure) {
-  std::fprintf(
-      stderr,
-      "hetccl %s: %s\nhetccl: the exchange receives integers, which cannot be poisoned, so "
-      "this process ends; HETCCL_ON_INTEGER_FAILURE=raise delivers zeros and raises at the "
-      "next check instead\n",
-      KindName(failure.kind()), failure.message().c_str());
-  std::fflush(stderr);
-  ::_exit(1);
+[[noreturn]] void EndForIntegers(const Status& failure) {
+  EndProcess(failure,
+             "the exchange receives integers, which cannot be poisoned, so this process ends; "
+             "HETCCL_ON_INTEGER_FAILURE=raise delivers zeros and raises at the next check instead");
 }
 
 // A failed exchange whose stream is held, or has come past done. On a thread that may wait.
@@ -63,20 +61,60 @@ struct Failed {
   bool MustExit() const {
     return exit_on_integers && !context->closing.load() && !CanBePoisoned(receives);
   }
-  void PoisonAndRelease(Hold* hold) const {
-    if (MustExit()) ExitWith(context->failure.adopted());
-    // The buffers are not ours before the program has come to its start.
-    bool started = false;
-    while (exchange->PollStarted(&started).ok() && !started) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    // If the device is lost, so is the program. If a held queue holds the fill up, the program goes
-    // on with what the buffers hold: the error is told, and a stream held for good would help
-    // nobody.
-    if (started) (void)gpu->FillNow(receives).ok();
-    hold->Release();
-  }
+  void PoisonAndRelease(Hold* hold) const;
+  // Without the hold: Ok once the receives are poisoned, or the device is lost and so its program.
+  Status Poison(std::atomic<int64_t>* last_step) const;
 };
+
+Status Failed::Poison(std::atomic<int64_t>* last_step) const {
+  // The buffers are not ours before the program has come to its start.
+  bool started = false;
+  while (!started) {
+    if (!exchange->PollStarted(&started).ok()) return Status();
+    last_step->store(Clock::now().time_since_epoch().count());
+    if (!started) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  const Status status = gpu->FillNow(receives, context->bounds.give_back);
+  return status.ok() || gpu->Lost() ? Status() : status;
+}
+
+// A fill that comes behind the release would hit memory that is in use for something else, and
+// without one the program would compute with half of what it was sent. So the fill ends in time, or
+// the process does. It runs on a thread of its own, as the driver may keep it for good.
+void Failed::PoisonAndRelease(Hold* hold) const {
+  if (MustExit()) EndForIntegers(context->failure.adopted());
+  const auto last_step =
+      std::make_shared<std::atomic<int64_t>>(Clock::now().time_since_epoch().count());
+  auto promise = std::make_shared<std::promise<Status>>();
+  std::future<Status> poisoned = promise->get_future();
+  const auto poison = [self = *this, last_step, promise] {
+    promise->set_value(self.Poison(last_step.get()));
+  };
+  Thread thread;
+  try {
+    thread = Thread("hetccl-poison", poison);
+  } catch (const std::system_error&) {  // the system gives no more threads
+    poison();
+  }
+  // Some more than the fill itself waits.
+  const Duration bound = context->bounds.give_back + std::chrono::milliseconds(500);
+  while (poisoned.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    const TimePoint step{Duration(last_step->load())};
+    if (Clock::now() - step < bound) continue;
+    EndProcess(context->failure.adopted(),
+               "the driver of " + gpu->name() +
+                   " does not return from a call that poisons what failed: something else waits "
+                   "in the driver for the whole device (the load of a program or kernel, an "
+                   "allocation; docs/gpu.md), so this process ends");
+  }
+  const Status status = poisoned.get();
+  if (thread.joinable()) thread.Join();
+  if (!status.ok()) {
+    EndProcess(context->failure.adopted(),
+               "what failed cannot be poisoned: " + status.message() + "; so this process ends");
+  }
+  hold->Release();
+}
 
 Status Moved() {
   return InternalError(
@@ -85,16 +123,31 @@ Status Moved() {
       "receives, and its sends must be those of start");
 }
 
+// Waits on the host for the exchange's end; true if it failed. Bounded as the exchange is. For
+// XLA's thread this is what the held stream would be for its device: nothing that it would launch
+// next could run before.
+bool AwaitOnHost(Exchange& exchange) {
+  auto end = std::make_shared<std::promise<bool>>();
+  std::future<bool> failed = end->get_future();
+  bool has_failed = false;
+  const auto tell = [end](bool exchange_failed) { end->set_value(exchange_failed); };
+  return exchange.Await(tell, &has_failed, Exchange::Runs::kAtOnce) ? has_failed : failed.get();
+}
+
+// What a program does behind an exchange that has ended.
+Status GoOn(const Failed& failed, bool has_failed, device::Queue queue) {
+  if (!has_failed) return Status();
+  if (failed.MustExit()) EndForIntegers(failed.context->failure.adopted());
+  return failed.gpu->Fill(failed.receives, queue);
+}
+
 // Holds the stream until the exchange is complete.
 Status HoldUntilComplete(Failed failed, device::Queue queue) {
   bool has_failed = false;
-  if (failed.exchange->Complete(&has_failed)) {
-    if (!has_failed) return Status();
-    if (failed.MustExit()) ExitWith(failed.context->failure.adopted());
-    return failed.gpu->Fill(failed.receives, queue);
-  }
+  if (failed.exchange->Complete(&has_failed)) return GoOn(failed, has_failed, queue);
   std::shared_ptr<Hold> hold;
   if (Status status = failed.gpu->HoldQueue(queue, &hold); !status.ok()) return status;
+  if (hold == nullptr) return GoOn(failed, AwaitOnHost(*failed.exchange), queue);
   const std::shared_ptr<Exchange> exchange = failed.exchange;
   auto waiter = [failed = std::move(failed), hold](bool exchange_failed) {
     if (!exchange_failed) return hold->Release();
@@ -111,16 +164,16 @@ Status StartOnStream(Engine& engine, const StreamStart& start) {
   std::shared_ptr<StreamSpace> gpu;
   Status status = GpuOf(engine, request.device_ordinal, &gpu);
   if (!status.ok()) return status;
-  Ticket ticket;
-  if (status = engine.Start(request, &ticket); !status.ok()) return status;
-  if (ticket.failed) {
-    if (engine.options().exit_on_integer_failure && !CanBePoisoned(start.receives)) {
-      return engine.failure();
-    }
-    if (status = gpu->Fill(start.receives, request.queue); !status.ok()) return status;
-  }
+  // First what may fail: behind an error XLA frees the buffers.
   if (status = gpu->Fill(start.defined, request.queue); !status.ok()) return status;
-  return Pass(*gpu, start.passed, request.queue);
+  if (status = Pass(*gpu, start.passed, request.queue); !status.ok()) return status;
+  Ticket ticket;
+  status = engine.Start(request, &ticket);
+  if (!status.ok() || !ticket.failed) return status;
+  if (engine.options().exit_on_integer_failure && !CanBePoisoned(start.receives)) {
+    return engine.failure();
+  }
+  return gpu->Fill(start.receives, request.queue);
 }
 
 Status DoneOnStream(Engine& engine, const StreamDone& done) {
@@ -141,12 +194,16 @@ Status DoneOnStream(Engine& engine, const StreamDone& done) {
   const bool moved = done.moved || exchange->receive_addresses != receives ||
                      exchange->send_addresses != done.sends;
   if (moved) engine.CountCopied();
-  if (status = Pass(*gpu, done.passed, done.queue); !status.ok()) return status;
   Failed failed{exchange, gpu, engine.context(), done.receives,
                 engine.options().exit_on_integer_failure};
   if (moved) failed.receives.clear();  // start's may be gone, done's are not the exchange's
-  if (status = HoldUntilComplete(std::move(failed), done.queue); !status.ok()) return status;
-  return moved ? Moved() : Status();
+  status = Pass(*gpu, done.passed, done.queue);
+  if (status.ok()) status = HoldUntilComplete(std::move(failed), done.queue);
+  if (status.ok()) return moved ? Moved() : status;
+  // Behind an error XLA frees the buffers, so nothing may touch them any more.
+  engine.Fail(status);
+  (void)AwaitOnHost(*exchange);
+  return status;
 }
 
 Status CheckOnStream(Engine& engine, int device_ordinal, device::Queue queue,

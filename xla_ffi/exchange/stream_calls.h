@@ -1,11 +1,15 @@
 // What an exchange's custom calls do on a GPU, without XLA's call frames.
 //
-// They only queue work and return. Ordering is the stream's: `start` leaves a mark in the stream of
+// They only queue work and return, but that `done` waits on the host while a section is open
+// (device/stream/exclusion.h). Ordering is the stream's: `start` leaves a mark in the stream of
 // the program, behind which the proxy threads may touch the buffers; `done` leaves a hold there,
 // which the thread that ends the exchange's last part releases.
 //
 // Failure: the receive buffers are poisoned before the hold is released, by the completion pool,
-// which may wait for the device's copy streams; those never wait for a peer.
+// which may wait for the device's copy streams; those never wait for a peer. If that does not end
+// within EngineOptions::give_back_s, the process ends.
+//
+// After an error of a call nothing touches the buffers of its exchange any more.
 #ifndef XLA_FFI_EXCHANGE_STREAM_CALLS_H_
 #define XLA_FFI_EXCHANGE_STREAM_CALLS_H_
 

@@ -134,6 +134,104 @@ TEST_P(StreamFailureTest, AFailingCopyIsTheWorldsFailure) {
   ExpectUsable();
 }
 
+TEST_P(StreamFailureTest, PoisonThatComesTooLateEndsTheProcess) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EngineOptions options = TestWorld::Quick();
+  options.give_back_s = 0.3;
+  Connect(options);
+  const auto fail = [&] {
+    StartAlone(5000);
+    control_.Delay(cuda() ? "cuMemsetD32Async" : "hipMemsetD32Async", 3000000);
+    world_->engine(0).Abort(Status(ErrorKind::kTimeout, "agreed elsewhere"));
+    (void)left_->Ends();
+  };
+  EXPECT_EXIT(fail(), ::testing::ExitedWithCode(1),
+              "timeout: agreed elsewhere(.|\n)*cannot be poisoned(.|\n)*this process ends");
+}
+
+TEST_P(StreamFailureTest, ACopyThatDoesNotEndBehindAFailureEndsTheProcess) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EngineOptions options = TestWorld::Quick();
+  options.give_back_s = 0.3;
+  Connect(options);
+  const auto fail = [&] {
+    world_->AddSwap(1, "psum/data f32[9000]", 9000);
+    control_.Delay(cuda() ? "cuMemcpyDtoHAsync_v2" : "hipMemcpyDtoHAsync", 5000000);
+    Both both = StartBoth({1}, 9000, 1, 2);
+    EXPECT_OK(left_->Done(both.left));
+    std::this_thread::sleep_for(milliseconds(100));
+    world_->engine(0).Abort(Status(ErrorKind::kTimeout, "agreed elsewhere"));
+    (void)left_->Ends();
+  };
+  EXPECT_EXIT(fail(), ::testing::ExitedWithCode(1),
+              "timeout: agreed elsewhere(.|\n)*psum/data(.|\n)*this process ends");
+}
+
+TEST_P(StreamFailureTest, AProgramThatDiedBeforeItsDoneShowsAtTheNextUseOfItsMemory) {
+  world_->AddSwap(1, "psum/data f32[3000]", 3000);
+  const auto await_all = [&] {
+    const TimePoint deadline = Clock::now() + seconds(10);
+    while (world_->engine(0).Stats().in_flight > 0 && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    EXPECT_EQ(world_->engine(0).Stats().in_flight, 0);
+  };
+  // Complete: nothing moves any more, and the next program may have the memory.
+  Both dead = StartBoth({1, 5, 0}, 3000, 1, 2);
+  await_all();
+  Both both = StartBoth({1, 5, 1}, 3000, 3, 4);
+  if (right_ != nullptr) EXPECT_OK(right_->Done(dead.right));
+  EXPECT_OK(left_->Start(dead.left, {1, 5, 2}));
+  DeviceProgram::Swap answer;
+  std::unique_ptr<Running> host;
+  if (right_ != nullptr) {
+    answer = right_->Make(1, 3000, 6);
+    EXPECT_OK(right_->Start(answer, {1, 5, 2}));
+  } else {
+    host = world_->Start(1, {1, 5, 2}, 3000, 6);
+  }
+  EXPECT_OK(left_->Done(dead.left));
+  EXPECT_EQ(left_->Read(dead.left.received, dead.left.bytes), std::vector<float>(3000, 6));
+  if (right_ != nullptr) EXPECT_OK(right_->Done(answer));
+  DoneBoth(both);
+  ExpectSwapped(both);
+  EXPECT_FALSE(left_->Done(dead.left).ok()) << "the dead one is still known";
+  // Under way: the peer's bytes would come into somebody else's memory.
+  DeviceProgram::Swap dying = left_->Make(1, 3000, 3);
+  EXPECT_OK(left_->Start(dying, {1, 5, 3}));
+  DeviceProgram::Swap next = left_->Make(1, 3000, 3);
+  next.received = dying.sent + 4;
+  const Status status = left_->Start(next, {1, 5, 4});
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("ended between start and done"), std::string::npos);
+  const auto candidate = world_->engine(0).WaitFailure(seconds(1));
+  ASSERT_TRUE(candidate.has_value());
+  EXPECT_EQ(candidate->message(), status.message());
+  await_all();  // the failure ends it, and only then the test may free the memory
+}
+
+TEST_P(StreamFailureTest, NothingTouchesTheBuffersOfAHandlerThatFailed) {
+  world_->AddSwap(1, "psum/data f32[3000]", 3000);
+  Both first = StartBoth({1, 5, 0}, 3000, 1, 2);
+  DoneBoth(first);
+  ExpectSwapped(first);
+  const char* copy = cuda() ? "cuMemcpyDtoDAsync_v2" : "hipMemcpyDtoDAsync";
+  DeviceProgram::Swap swap = left_->Make(1, 3000, 3);
+  control_.Fail(copy, 1, 1);
+  EXPECT_FALSE(left_->Start(swap, {1, 5, 1}).ok());
+  EXPECT_EQ(world_->engine(0).Stats().in_flight, 0) << "begun, and its program has ended";
+  const bool memops = GetParam().sync == "memops";
+  const char* hold = memops ? (cuda() ? "cuStreamWaitValue32_v2" : "hipStreamWaitValue32")
+                            : (cuda() ? "cuLaunchHostFunc" : "hipLaunchHostFunc");
+  EXPECT_OK(left_->Start(swap, {1, 5, 1}));
+  control_.Fail(hold, 1, 1);
+  const Status status = left_->Done(swap);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(world_->engine(0).Stats().in_flight, 0) << "still moves, and its program has ended";
+  EXPECT_EQ(world_->engine(0).failure().message(), status.message());
+  ExpectUsable();
+}
+
 TEST_P(StreamFailureTest, ACopyThatDoesNotEndNamesTheQueues) {
   EngineOptions options = TestWorld::Quick();
   options.timeout_s = 0.3;

@@ -37,6 +37,11 @@ void Task::Notify() {
   if (Proxy* proxy = proxy_.load(std::memory_order_acquire)) proxy->Wake();
 }
 
+uint64_t Task::ProxySteps() const {
+  const Proxy* proxy = proxy_.load(std::memory_order_acquire);
+  return proxy != nullptr ? proxy->steps() : 0;
+}
+
 Proxy::Proxy(std::string name, Duration spin)
     : spin_(spin),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
@@ -129,7 +134,10 @@ bool Proxy::StepTasks(bool* waiting, bool* polling) {
     const bool wanted = task->wanted_.load(std::memory_order_relaxed) &&
                         task->wanted_.exchange(false, std::memory_order_acq_rel);
     if (!wanted && task->pace_ == Pace::kIdle) continue;
+    const uint64_t steps = steps_.load(std::memory_order_relaxed);
+    steps_.store(steps + 1, std::memory_order_relaxed);
     task->pace_ = task->Step();
+    steps_.store(steps + 2, std::memory_order_relaxed);
     moved |= task->pace_ == Pace::kBusy;
     *waiting |= task->pace_ == Pace::kWaiting;
     *polling |= task->pace_ == Pace::kPolling;

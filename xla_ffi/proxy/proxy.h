@@ -32,6 +32,9 @@ class Proxy {
   // Ends the thread after the step under way and waits for it, bounded; false if it did not end
   // (then the state it needs must be leaked with it). Idempotent. No task is stepped afterwards.
   bool Stop(Duration bound);
+  // Counts the begins and the ends of steps: odd while the thread is inside of one. A step does not
+  // block, so that one that lasts is stuck in a call out, such as a driver's. Any thread.
+  uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
 
  private:
   friend class Task;
@@ -51,6 +54,7 @@ class Proxy {
   UniqueFd wake_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> sleeping_{false};
+  std::atomic<uint64_t> steps_{0};  // written by the proxy thread
   std::mutex mutex_;
   std::vector<std::shared_ptr<Task>> new_tasks_;  // guarded by mutex_
   std::atomic<bool> has_new_tasks_{false};

@@ -3,6 +3,7 @@
 #define XLA_FFI_PROXY_TASK_H_
 
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 namespace hetccl::proxy {
@@ -34,6 +35,8 @@ class Task {
 
   // Makes the proxy step this task soon, also if it sleeps. Does nothing before it is added.
   void Notify();
+  // See Proxy::steps; 0 before this is added. Any thread, while the proxy lives.
+  uint64_t ProxySteps() const;
 
  private:
   friend class Proxy;

@@ -22,15 +22,8 @@ inline constexpr unsigned kHostRegister = 1 | 2;
 inline constexpr unsigned kWaitAtLeast = 0, kWaitEqual = 1;
 // CU_STREAM_WRITE_VALUE_DEFAULT; HIP: flags are reserved
 inline constexpr unsigned kWriteDefault = 0;
-// CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32, hipStreamMemOpWaitValue32 and …WriteValue32
-inline constexpr uint32_t kBatchWait32 = 1, kBatchWrite32 = 2;
 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, hipMemRangeHandleTypeDmaBufFd
 inline constexpr int kDmaBufDescriptor = 1;
-// CU_POINTER_ATTRIBUTE_MEMORY_TYPE and _IS_MANAGED, HIP_POINTER_ATTRIBUTE_… likewise
-inline constexpr int kPointerMemoryType = 2, kPointerIsManaged = 8;
-// CU_MEMORYTYPE_HOST and _DEVICE; hipMemoryTypeHost and hipMemoryTypeDevice from ROCm 6 on
-inline constexpr unsigned kMemoryHost = 1, kMemoryDevice = 2;
-inline constexpr unsigned kMemoryManaged = 3;  // hipMemoryTypeManaged
 
 // CUDA only.
 inline constexpr unsigned kCudaHostAlloc = 1 | 2;     // CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP

@@ -128,8 +128,7 @@ TEST_P(DriverTest, OptionalSymbolsThatAreMissingAreCapabilities) {
   ASSERT_OK(driver->Open(0, &gpu));
   const Capabilities& can = gpu->capabilities();
   EXPECT_FALSE(can.stream_memory_operations || can.waits_on_registered_memory ||
-               can.batched_memory_operations || can.host_functions || can.dma_buf ||
-               can.host_flush);
+               can.host_functions || can.dma_buf || can.host_flush);
   const char* const wait = cuda() ? "cuStreamWaitValue32_v2" : "hipStreamWaitValue32";
   EXPECT_TRUE(Has(can.missing, wait)) << can.missing;
   EXPECT_TRUE(Has(can.missing, cuda() ? "cuLaunchHostFunc" : "hipLaunchHostFunc")) << can.missing;
@@ -141,12 +140,10 @@ TEST_P(DriverTest, OptionalSymbolsThatAreMissingAreCapabilities) {
   ASSERT_OK(gpu->MemAlloc(8, &device));
   int descriptor = -1;
   uint64_t offset = 0;
-  const MemoryOperation wait_for_it{MemoryOperation::Kind::kWait, device, 1, Compare::kEqual};
   for (const Status& status :
        {gpu->StreamWaitValue32(stream, device, 1, Compare::kEqual),
-        gpu->StreamBatch(stream, &wait_for_it, 1), gpu->StreamWriteValue32(stream, device, 1),
-        gpu->LaunchHostFunc(stream, nullptr, nullptr), gpu->FlushRemoteWrites(),
-        gpu->ExportDmaBuf(device, 8, &descriptor, &offset)}) {
+        gpu->StreamWriteValue32(stream, device, 1), gpu->LaunchHostFunc(stream, nullptr, nullptr),
+        gpu->FlushRemoteWrites(), gpu->ExportDmaBuf(device, 8, &descriptor, &offset)}) {
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(Has(status.message(), " lacks ")) << status.message();
   }

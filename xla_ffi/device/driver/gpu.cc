@@ -1,8 +1,5 @@
 #include "xla_ffi/device/driver/gpu.h"
 
-#include <algorithm>
-#include <array>
-
 #include "xla_ffi/device/driver/abi.h"
 #include "xla_ffi/device/driver/gpu_call.h"
 
@@ -73,21 +70,14 @@ Status Gpu::StreamQuery(Stream stream, bool* done) const {
 Status Gpu::StreamSynchronize(Stream stream) const {
   return Call(driver_.table().StreamSynchronize, stream);
 }
-Status Gpu::StreamWaitEvent(Stream stream, Event event) const {
-  return Call(driver_.table().StreamWaitEvent, stream, event, 0u);
-}
 Status Gpu::EventCreate(Event* event) const {
   return Call(driver_.table().EventCreate, event, abi::kEventDisableTiming);
 }
-Status Gpu::EventDestroy(Event event) const { return Call(driver_.table().EventDestroy, event); }
 Status Gpu::EventRecord(Event event, Stream stream) const {
   return Call(driver_.table().EventRecord, event, stream);
 }
 Status Gpu::EventQuery(Event event, bool* done) const {
   return Ask(driver_.table().EventQuery, done, event);
-}
-Status Gpu::EventSynchronize(Event event) const {
-  return Call(driver_.table().EventSynchronize, event);
 }
 
 // --- Copies and fills. ---
@@ -124,40 +114,6 @@ Status Gpu::StreamWaitValue32(Stream stream, void* address, uint32_t value, Comp
 
 Status Gpu::StreamWriteValue32(Stream stream, void* address, uint32_t value) const {
   return Call(driver_.table().StreamWriteValue32, stream, address, value, abi::kWriteDefault);
-}
-
-Status Gpu::StreamBatch(Stream stream, const MemoryOperation* operations, size_t count) const {
-  using Kind = MemoryOperation::Kind;
-  if (!capabilities_.batched_memory_operations) {
-    for (size_t i = 0; i < count; ++i) {
-      const MemoryOperation& op = operations[i];
-      Status status = op.kind == Kind::kWait
-                          ? StreamWaitValue32(stream, op.address, op.value, op.compare)
-                          : StreamWriteValue32(stream, op.address, op.value);
-      if (!status.ok()) return status;
-    }
-    return Status();
-  }
-  std::array<BatchParameters, 64> batch;  // drivers take up to 256 at a time
-  while (count > 0) {
-    const size_t part = std::min(count, batch.size());
-    for (size_t i = 0; i < part; ++i) {
-      const MemoryOperation& op = operations[i];
-      const bool wait = op.kind == Kind::kWait;
-      const unsigned compare = op.compare == Compare::kEqual ? abi::kWaitEqual : abi::kWaitAtLeast;
-      batch[i] = BatchParameters{};
-      batch[i].operation = wait ? abi::kBatchWait32 : abi::kBatchWrite32;
-      batch[i].address = op.address;
-      batch[i].value = op.value;
-      batch[i].flags = wait ? compare : abi::kWriteDefault;
-    }
-    Status status = Call(driver_.table().StreamBatchMemOp, stream, static_cast<unsigned>(part),
-                         batch.data(), 0u);
-    if (!status.ok()) return status;
-    operations += part;
-    count -= part;
-  }
-  return Status();
 }
 
 Status Gpu::LaunchHostFunc(Stream stream, HostFunction function, void* data) const {

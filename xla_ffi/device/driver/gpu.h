@@ -13,7 +13,7 @@
 
 namespace hetccl::device {
 
-// Thin: every method is one driver call (two where that is said), and its error names the call, the
+// Thin: every method is one driver call, and its error names the call, the
 // device and the driver's own name for the error. Methods may be called on any thread, with the
 // device current there (MakeCurrent, ScopedCurrent, or a thread of XLA that runs a handler).
 //
@@ -42,15 +42,11 @@ class Gpu {
   Status StreamQuery(Stream stream, bool* done) const;
   // Waits on the host, without a bound: never from a handler, never behind a wait for a peer.
   Status StreamSynchronize(Stream stream) const;
-  // Asynchronous: later work of `stream` waits for what `event` recorded last.
-  Status StreamWaitEvent(Stream stream, Event event) const;
 
   // --- Events, without timing. ---
   Status EventCreate(Event* event) const;
-  Status EventDestroy(Event event) const;
   Status EventRecord(Event event, Stream stream) const;
   Status EventQuery(Event event, bool* done) const;
-  Status EventSynchronize(Event event) const;  // waits on the host, without a bound
 
   // --- Asynchronous copies and fills; sizes in bytes but for MemsetD32Async's words. Host memory
   // has to be registered or the call waits for the copy. ---
@@ -71,11 +67,9 @@ class Gpu {
   Status MemHostUnregister(void* host) const;
   // The device's address of page-locked host memory.
   Status MemHostGetDevicePointer(void* host, void** device) const;
-  // A flag that streams of this device may wait on. The driver may take a page for each.
+  // A flag that streams of this device may wait on, for the life of the process. The driver may
+  // take a page for each.
   Status SignalAlloc(Signal* signal) const;
-  Status SignalFree(const Signal& signal) const;
-  // Where an address lies. Memory that the driver does not know is no error.
-  Status KindOf(const void* address, MemoryKind* kind) const;
 
   // --- Stream memory operations, asynchronous; need capabilities().stream_memory_operations. ---
   // Later work of the stream waits until the word at `address` compares to `value`. `flush` also
@@ -84,8 +78,6 @@ class Gpu {
                            bool flush = false) const;
   // Writes the word once all earlier work of the stream is done and can be seen.
   Status StreamWriteValue32(Stream stream, void* address, uint32_t value) const;
-  // All in order; one driver call where batched_memory_operations, else one for each.
-  Status StreamBatch(Stream stream, const MemoryOperation* operations, size_t count) const;
 
   // Asynchronous: runs function(data) on the driver's one thread for all host functions. It must
   // not call the driver, and must not wait for another host function.

@@ -45,32 +45,6 @@ Status Gpu::SignalAlloc(Signal* signal) const {
   return Status();
 }
 
-Status Gpu::SignalFree(const Signal& signal) const {
-  return vendor() == Vendor::kHip ? MemFree(signal.device) : MemFreeHost(signal.host);
-}
-
-Status Gpu::KindOf(const void* address, MemoryKind* kind) const {
-  const auto& attribute = driver_.table().PointerGetAttribute;
-  *kind = MemoryKind::kUnregistered;
-  unsigned type = 0;
-  const int code = attribute.call(&type, abi::kPointerMemoryType, address);
-  if (code == abi::kInvalidValue) {
-    Forget();
-    return Status();
-  }
-  if (code != abi::kSuccess) return Failed(attribute.name, code);
-  if (type == abi::kMemoryHost) *kind = MemoryKind::kHost;
-  if (type == abi::kMemoryDevice) *kind = MemoryKind::kDevice;
-  if (vendor() == Vendor::kHip) {
-    if (type == abi::kMemoryManaged) *kind = MemoryKind::kManaged;
-    return Status();
-  }
-  unsigned managed = 0;
-  Status status = Call(attribute, &managed, abi::kPointerIsManaged, address);
-  if (status.ok() && managed != 0) *kind = MemoryKind::kManaged;
-  return status;
-}
-
 Status Gpu::ExportDmaBuf(const void* device, size_t bytes, int* descriptor,
                          uint64_t* offset) const {
   const Table& table = driver_.table();

@@ -57,7 +57,6 @@ void Gpu::QueryCapabilities() {
       (cuda ? bool(table.StreamWaitValue32)
             : table.StreamWaitValue32Masked && attribute(abi::kCanWaitOnValue).value_or(0) != 0);
   can.waits_on_registered_memory = cuda && can.stream_memory_operations;
-  can.batched_memory_operations = can.stream_memory_operations && table.StreamBatchMemOp;
   can.wait_flushes_remote_writes =
       can.stream_memory_operations && attribute(abi::kCanFlushRemoteWrites).value_or(0) != 0;
   can.host_functions = bool(table.LaunchHostFunc);

@@ -111,17 +111,13 @@ void BindStreams(Binder& bind, Table* table) {
   bind.Needed(&table->StreamDestroy, "cuStreamDestroy_v2", "hipStreamDestroy");
   bind.Needed(&table->StreamQuery, "cuStreamQuery", "hipStreamQuery");
   bind.Needed(&table->StreamSynchronize, "cuStreamSynchronize", "hipStreamSynchronize");
-  bind.Needed(&table->StreamWaitEvent, "cuStreamWaitEvent", "hipStreamWaitEvent");
   bind.Needed(&table->EventCreate, "cuEventCreate", "hipEventCreateWithFlags");
-  bind.Needed(&table->EventDestroy, "cuEventDestroy_v2", "hipEventDestroy");
   bind.Needed(&table->EventRecord, "cuEventRecord", "hipEventRecord");
   bind.Needed(&table->EventQuery, "cuEventQuery", "hipEventQuery");
-  bind.Needed(&table->EventSynchronize, "cuEventSynchronize", "hipEventSynchronize");
   // CUDA 11.7; ROCm 4.2.
   bind.Optional(&table->StreamWaitValue32, "cuStreamWaitValue32_v2", nullptr);
   bind.Optional(&table->StreamWaitValue32Masked, nullptr, "hipStreamWaitValue32");
   bind.Optional(&table->StreamWriteValue32, "cuStreamWriteValue32_v2", "hipStreamWriteValue32");
-  bind.Optional(&table->StreamBatchMemOp, "cuStreamBatchMemOp_v2", "hipStreamBatchMemOp");
   bind.Optional(&table->LaunchHostFunc, "cuLaunchHostFunc", "hipLaunchHostFunc");
 }
 
@@ -140,7 +136,6 @@ void BindMemory(Binder& bind, Table* table) {
   bind.Needed(&table->MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2",
               "hipHostGetDevicePointer");
   bind.Needed(&table->MallocWithFlags, nullptr, "hipExtMallocWithFlags");
-  bind.Needed(&table->PointerGetAttribute, "cuPointerGetAttribute", "hipPointerGetAttribute");
   // CUDA 11.7; ROCm 7.0, before that HSA's, which libamdhip64 is linked with.
   bind.Optional(&table->MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange",
                 "hipMemGetHandleForAddressRange");

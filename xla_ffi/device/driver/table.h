@@ -26,17 +26,6 @@ struct Entry {
   explicit operator bool() const { return call != nullptr; }
 };
 
-// CUstreamBatchMemOpParams, hipStreamBatchMemOpParams: 48 bytes in both.
-struct BatchParameters {
-  uint32_t operation;
-  void* address;
-  uint64_t value;
-  uint32_t flags;
-  void* alias;
-  uint64_t padding;
-};
-static_assert(sizeof(BatchParameters) == 48);
-
 // Which symbol stands behind an entry, and since when, is written down in table.cc alone.
 struct Table {
   Vendor vendor = Vendor::kCuda;
@@ -68,12 +57,9 @@ struct Table {
   Entry<Stream> StreamDestroy;
   Entry<Stream> StreamQuery;
   Entry<Stream> StreamSynchronize;
-  Entry<Stream, Event, unsigned> StreamWaitEvent;
   Entry<Event*, unsigned> EventCreate;
-  Entry<Event> EventDestroy;
   Entry<Event, Stream> EventRecord;
   Entry<Event> EventQuery;
-  Entry<Event> EventSynchronize;
 
   Entry<void*, const void*, size_t, Stream> MemcpyDtoHAsync;
   Entry<void*, const void*, size_t, Stream> MemcpyHtoDAsync;
@@ -89,12 +75,10 @@ struct Table {
   Entry<void*> MemHostUnregister;
   Entry<void**, void*, unsigned> MemHostGetDevicePointer;
   Entry<void**, size_t, unsigned> MallocWithFlags;  // HIP: signal memory
-  Entry<void*, int, const void*> PointerGetAttribute;
 
   Entry<Stream, void*, uint32_t, unsigned> StreamWaitValue32;                  // CUDA
   Entry<Stream, void*, uint32_t, unsigned, uint32_t> StreamWaitValue32Masked;  // HIP
   Entry<Stream, void*, uint32_t, unsigned> StreamWriteValue32;
-  Entry<Stream, unsigned, BatchParameters*, unsigned> StreamBatchMemOp;
   Entry<Stream, HostFunction, void*> LaunchHostFunc;
 
   Entry<void*, const void*, size_t, int, unsigned long long> MemGetHandleForAddressRange;

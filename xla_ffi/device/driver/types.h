@@ -20,24 +20,11 @@ using Context = struct ContextHandle*;  // CUcontext; HIP has none
 
 using HostFunction = void (*)(void* data);  // CUhostFn, hipHostFn_t
 
-// Where memory lies, as the driver says. Memory that it does not know is kUnregistered: ordinary
-// host memory, which asynchronous copies take synchronously.
-enum class MemoryKind { kUnregistered = 0, kHost, kDevice, kManaged };
-
 enum class Compare {
   // CUDA: cyclic, (int32_t)(*address - value) >= 0. HIP: *address >= value as unsigned numbers, so
   // counters that may pass 2^31 need a reset there.
   kAtLeast = 0,
   kEqual = 1,
-};
-
-// One stream memory operation of a batch.
-struct MemoryOperation {
-  enum class Kind { kWait, kWrite };
-  Kind kind = Kind::kWait;
-  void* address = nullptr;  // a device address, 4-byte aligned
-  uint32_t value = 0;
-  Compare compare = Compare::kAtLeast;  // waits only
 };
 
 // A 32-bit flag that the host and streams write and that streams may wait on. `host` and `device`
@@ -57,7 +44,6 @@ struct Capabilities {
   bool stream_memory_operations = false;
   // They take any registered host memory. False: waits take memory of SignalAlloc only (HIP).
   bool waits_on_registered_memory = false;
-  bool batched_memory_operations = false;
   // A wait can flush remote writes by itself.
   bool wait_flushes_remote_writes = false;
   bool host_functions = false;

@@ -1,66 +1,76 @@
 #include "xla_ffi/device/stream/flags.h"
 
+#include <string>
+#include <utility>
+
 namespace hetccl::device {
 namespace {
 
-// A page of marks; each has its own cache line, as the device writes it while the host polls.
-constexpr size_t kBlockBytes = 4096;
+// Each word has its own cache line, as one side writes it while the other one polls.
 constexpr size_t kWordBytes = 64;
+// What a driver may take for one signal.
+constexpr int64_t kPageBytes = 4096;
 
-}  // namespace
-
-Status MarkPool::Grow() {
-  allocations_.calls.fetch_add(1);
-  if (kind_ == MarkKind::kEvent) {
-    auto mark = std::make_unique<Mark>();
-    if (Status status = gpu_.EventCreate(&mark->event); !status.ok()) return status;
-    free_.push_front(mark.get());
-    all_.push_back(std::move(mark));
-    allocations_.marks.fetch_add(1);
-    return Status();
-  }
+// Words in one piece of pinned memory, all zero.
+Status MakeWords(const Gpu& gpu, int count, Allocations* allocations, std::vector<Signal>* words) {
+  const size_t bytes = static_cast<size_t>(count) * kWordBytes;
+  allocations->calls.fetch_add(1);
   void* host = nullptr;
   void* device = nullptr;
-  if (Status status = gpu_.MemHostAlloc(kBlockBytes, &host); !status.ok()) return status;
-  allocations_.pinned_bytes.fetch_add(kBlockBytes);
-  if (Status status = gpu_.MemHostGetDevicePointer(host, &device); !status.ok()) return status;
-  for (size_t offset = 0; offset < kBlockBytes; offset += kWordBytes) {
-    auto mark = std::make_unique<Mark>();
-    mark->host = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + offset);
-    mark->device = static_cast<char*>(device) + offset;
-    __atomic_store_n(mark->host, 0, __ATOMIC_RELEASE);
-    free_.push_front(mark.get());
-    all_.push_back(std::move(mark));
-    allocations_.marks.fetch_add(1);
+  if (Status status = gpu.MemHostAlloc(bytes, &host); !status.ok()) return status;
+  allocations->pinned_bytes.fetch_add(static_cast<int64_t>(bytes));
+  if (Status status = gpu.MemHostGetDevicePointer(host, &device); !status.ok()) return status;
+  for (size_t offset = 0; offset < bytes; offset += kWordBytes) {
+    auto* word = reinterpret_cast<uint32_t*>(static_cast<char*>(host) + offset);
+    __atomic_store_n(word, 0, __ATOMIC_RELEASE);
+    words->push_back({word, static_cast<char*>(device) + offset});
   }
   return Status();
 }
 
+}  // namespace
+
 Status MarkPool::Reserve(int count) {
+  std::vector<std::unique_ptr<Mark>> made(static_cast<size_t>(count));
+  for (auto& mark : made) mark = std::make_unique<Mark>();
+  if (kind_ == MarkKind::kEvent) {
+    for (auto& mark : made) {
+      allocations_.calls.fetch_add(1);
+      if (Status status = gpu_.EventCreate(&mark->event); !status.ok()) return status;
+    }
+  } else {
+    std::vector<Signal> words;
+    if (Status status = MakeWords(gpu_, count, &allocations_, &words); !status.ok()) return status;
+    for (size_t i = 0; i < made.size(); ++i) {
+      made[i]->host = words[i].host;
+      made[i]->device = words[i].device;
+    }
+  }
+  allocations_.marks.fetch_add(count);
   std::lock_guard<std::mutex> lock(mutex_);
-  while (static_cast<int>(all_.size()) < count) {
-    if (Status status = Grow(); !status.ok()) return status;
+  for (auto& mark : made) {
+    free_.push_back(mark.get());
+    all_.push_back(std::move(mark));
   }
   return Status();
 }
 
 Status MarkPool::Acquire(Mark** mark) {
   std::lock_guard<std::mutex> lock(mutex_);
-  bool reached = false;
-  if (!free_.empty()) {
-    if (Status status = Reached(*free_.front(), &reached); !status.ok()) return status;
+  // A mark whose exchange was given up may still stand in a stream.
+  for (size_t looks = free_.size(); looks > 0; --looks) {
+    *mark = free_.front();
+    free_.pop_front();
+    bool reached = false;
+    Status status = Reached(**mark, &reached);
+    if (reached) return Status();
+    free_.push_back(*mark);
+    if (!status.ok()) return status;
   }
-  if (!reached) {
-    // A mark whose exchange was given up may still stand in a stream.
-    if (!free_.empty()) {
-      free_.push_back(free_.front());
-      free_.pop_front();
-    }
-    if (Status status = Grow(); !status.ok()) return status;  // in front
-  }
-  *mark = free_.front();
-  free_.pop_front();
-  return Status();
+  return InternalError(std::to_string(all_.size()) + " exchanges are under way on " + gpu_.name() +
+                       ", which is all that there can be: the program starts too many before the "
+                       "first of them is needed; let more of them share a bucket "
+                       "(HETCCL_BUCKET_MB)");
 }
 
 void MarkPool::Release(Mark* mark) {
@@ -81,36 +91,44 @@ Status MarkPool::Reached(const Mark& mark, bool* reached) const {
   return Status();
 }
 
-Status FlagPool::Grow() {
-  auto flag = std::make_unique<Flag>();
-  flag->pool = this;
-  if (sync_ == StreamSync::kMemops) {
+Status FlagPool::MakeSignals(int count, std::vector<Signal>* signals) {
+  // CUDA's streams wait for any pinned memory; HIP's for signals, each an allocation of its own.
+  if (gpu_.vendor() == Vendor::kCuda) return MakeWords(gpu_, count, &allocations_, signals);
+  for (int i = 0; i < count; ++i) {
+    Signal signal;
     allocations_.calls.fetch_add(1);
-    if (Status status = gpu_.SignalAlloc(&flag->signal); !status.ok()) return status;
-    allocations_.pinned_bytes.fetch_add(kBlockBytes);
+    if (Status status = gpu_.SignalAlloc(&signal); !status.ok()) return status;
+    allocations_.pinned_bytes.fetch_add(kPageBytes);
+    signals->push_back(signal);
   }
-  free_.push_back(flag.get());
-  all_.push_back(std::move(flag));
-  allocations_.flags.fetch_add(1);
   return Status();
 }
 
 Status FlagPool::Reserve(int count) {
+  std::vector<Signal> signals(static_cast<size_t>(sync_ == StreamSync::kMemops ? 0 : count));
+  if (sync_ == StreamSync::kMemops) {
+    if (Status status = MakeSignals(count, &signals); !status.ok()) return status;
+  }
+  allocations_.flags.fetch_add(count);
   std::lock_guard<std::mutex> lock(mutex_);
-  while (static_cast<int>(all_.size()) < count) {
-    if (Status status = Grow(); !status.ok()) return status;
+  for (const Signal& signal : signals) {
+    auto flag = std::make_unique<Flag>();
+    flag->pool = this;
+    flag->signal = signal;
+    flag->value = first_;
+    if (signal.host != nullptr) __atomic_store_n(signal.host, first_, __ATOMIC_RELEASE);
+    free_.push_back(flag.get());
+    all_.push_back(std::move(flag));
   }
   return Status();
 }
 
-Status FlagPool::Acquire(Flag** flag) {
+Flag* FlagPool::Acquire(size_t spare) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (free_.empty()) {
-    if (Status status = Grow(); !status.ok()) return status;
-  }
-  *flag = free_.back();
-  free_.pop_back();
-  return Status();
+  if (free_.size() <= spare) return nullptr;
+  Flag* flag = free_.front();
+  free_.pop_front();
+  return flag;
 }
 
 Status FlagPool::Hold(Flag* flag, Stream stream) {
@@ -147,7 +165,7 @@ void FlagPool::WaitInHostFunction(void* data) {
 
 void FlagPool::Abandon(Flag* flag) {
   std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(flag);
+  if (!UsedUp(*flag)) free_.push_back(flag);
 }
 
 }  // namespace hetccl::device

@@ -55,14 +55,16 @@ struct Allocations {
   std::atomic<int64_t> flags{0};
 };
 
-// Thread-safe. Never destroyed with marks in it, as streams of XLA may still have them queued.
-// Acquire allocates only if more marks are in use than ever before. The device must be current.
+// Thread-safe. Never destroyed with marks in it, as streams of XLA may still have them queued. The
+// device must be current.
 class MarkPool {
  public:
   MarkPool(const Gpu& gpu, MarkKind kind, Allocations* allocations)
       : gpu_(gpu), kind_(kind), allocations_(*allocations) {}
 
+  // Makes this many more. Never in a handler: drivers may wait for the device when they allocate.
   Status Reserve(int count);
+  // An error that says what to do if all are in use.
   Status Acquire(Mark** mark);
   void Release(Mark* mark);
   // Queues the mark's next value.
@@ -72,8 +74,6 @@ class MarkPool {
   bool asks_driver() const { return kind_ == MarkKind::kEvent; }
 
  private:
-  Status Grow();
-
   const Gpu& gpu_;
   const MarkKind kind_;
   Allocations& allocations_;
@@ -86,11 +86,14 @@ class MarkPool {
 // As MarkPool. A flag goes back to the pool when it was released and its stream no longer needs it.
 class FlagPool {
  public:
-  FlagPool(const Gpu& gpu, StreamSync sync, Allocations* allocations)
-      : gpu_(gpu), sync_(sync), allocations_(*allocations) {}
+  // `first`: where the flags' counters begin; for tests of their end.
+  FlagPool(const Gpu& gpu, StreamSync sync, Allocations* allocations, uint32_t first = 0)
+      : gpu_(gpu), sync_(sync), first_(first), allocations_(*allocations) {}
 
+  // Makes this many more; as for marks, never in a handler.
   Status Reserve(int count);
-  Status Acquire(Flag** flag);
+  // Null unless more than `spare` are free.
+  Flag* Acquire(size_t spare = 0);
   // Queues that the stream waits for the next Release.
   Status Hold(Flag* flag, Stream stream);
   // Lets the stream go on and gives the flag back. Any thread; calls no driver function.
@@ -99,16 +102,22 @@ class FlagPool {
   void Abandon(Flag* flag);
 
  private:
-  Status Grow();
+  Status MakeSignals(int count, std::vector<Signal>* signals);
+  // HIP compares without wrapping around: past the last value nothing would hold any more.
+  bool UsedUp(const Flag& flag) const {
+    return sync_ == StreamSync::kMemops && gpu_.vendor() == Vendor::kHip &&
+           flag.value == UINT32_MAX;
+  }
   static void WaitInHostFunction(void* data);
 
   const Gpu& gpu_;
   const StreamSync sync_;
+  const uint32_t first_;
   Allocations& allocations_;
   std::mutex mutex_;
   // Guarded by mutex_:
   std::vector<std::unique_ptr<Flag>> all_;
-  std::vector<Flag*> free_;
+  std::deque<Flag*> free_;
 };
 
 }  // namespace hetccl::device

@@ -1,8 +1,9 @@
 // Keeping the copy streams out of the hardware queues of streams that are held.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "xla_ffi/common/clock.h"
 #include "xla_ffi/device/stream/stream_space.h"
@@ -10,10 +11,17 @@
 namespace hetccl::device {
 namespace {
 
-// Copies of other channels may be under way: the ring of one takes a millisecond.
-constexpr auto kPatience = std::chrono::milliseconds(20);
+// A stream that gets this many marks through while a copy stream gets none is the clock by which
+// that one stands: both had nothing else to do, and are served alike. It is the other copy stream,
+// or a stream that does nothing else.
+constexpr int kRounds = 64;
+// Only if no stream gets on there is no clock.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+constexpr auto kStandstill = std::chrono::seconds(10);  // of a clock that ran
 // Drivers deal streams out over 8 to 32 queues.
 constexpr int kAttempts = 40;
+
+void Pause() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
 
 }  // namespace
 
@@ -37,34 +45,82 @@ Status StreamSpace::Separate(Stream held) {
 
 // Holds the stream and looks which copy streams still get on; the others are replaced.
 Status StreamSpace::TrySeparate(Stream held, bool* separate) {
-  Mark* reached = nullptr;
-  if (Status status = marks_.Acquire(&reached); !status.ok()) return status;
-  std::shared_ptr<Hold> hold;
-  Status status = marks_.Record(reached, held);
-  if (status.ok()) status = HoldStream(held, &hold);
-  bool done = false;
-  // The hold is next. A device that is lost reaches no mark, but a query tells.
-  for (int looks = 1; status.ok() && !done; ++looks) {
-    status = marks_.Reached(*reached, &done);
-    bool idle = false;
-    if (status.ok() && looks % 1000 == 0) status = gpu_.StreamQuery(held, &idle);
-    if (!done) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  if (Status status = AwaitIdle(held); !status.ok()) return status;
+  const std::unique_lock<std::shared_mutex> lock(copy_streams_mutex_);
+  Running running;
+  // First without the hold: copies that are under way end, unless another held stream is in front.
+  if (Status status = SeeRunning(&running); !status.ok()) return status;
+  if (running.out && running.in) {
+    Flag* flag = nullptr;
+    for (int looks = 0; flag == nullptr; ++looks) {
+      flag = flags_.Acquire();
+      if (flag == nullptr && looks > 100000) return InternalError("no flag comes back");
+      if (flag == nullptr) Pause();
+    }
+    Status status = flags_.Hold(flag, held);
+    if (!status.ok()) {
+      flags_.Abandon(flag);
+      return status;
+    }
+    status = SeeRunning(&running);
+    flags_.Release(flag);  // what was queued meanwhile runs before the next hold
+    if (!status.ok()) return status;
   }
-  marks_.Release(reached);
-  std::vector<std::atomic<Stream>*> blocked;
-  for (std::atomic<Stream>* place : {&out_, &in_}) {
-    bool runs = false;
-    if (status.ok()) status = Passes(place->load(), kPatience, &runs);
-    if (!runs) blocked.push_back(place);
-  }
-  if (hold != nullptr) hold->Release();  // what was queued meanwhile runs before the next hold
-  *separate = blocked.empty();
-  for (std::atomic<Stream>* place : blocked) {
-    if (!status.ok()) break;
+  *separate = running.out && running.in;
+  for (auto [place, runs] : {std::pair{&out_, running.out}, std::pair{&in_, running.in}}) {
+    if (runs) continue;
     Stream next = nullptr;
-    if (status = gpu_.StreamCreate(/*high_priority=*/true, &next); !status.ok()) break;
-    const std::unique_lock<std::shared_mutex> lock(copy_streams_mutex_);
-    status = gpu_.StreamDestroy(place->exchange(next));  // what is queued still runs
+    Status status = gpu_.StreamCreate(/*high_priority=*/true, &next);
+    if (status.ok())
+      status = gpu_.StreamDestroy(place->exchange(next));  // what is queued still runs
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status StreamSpace::AwaitIdle(Stream stream) {
+  bool idle = false;
+  for (;;) {
+    if (Status status = gpu_.StreamQuery(stream, &idle); !status.ok() || idle) return status;
+    Pause();
+  }
+}
+
+Status StreamSpace::SeeRunning(Running* running) {
+  struct Probe {
+    Stream stream;
+    bool* runs;
+    Mark* mark = nullptr;
+    int rounds = 0;
+  };
+  bool ticks = false;
+  std::array<Probe, 3> probes = {Probe{out_.load(), &running->out}, Probe{in_.load(), &running->in},
+                                 Probe{clock_, &ticks}};
+  Status status;
+  for (Probe& probe : probes) {
+    *probe.runs = false;
+    if (status.ok()) status = marks_.Acquire(&probe.mark);
+    if (status.ok()) status = marks_.Record(probe.mark, probe.stream);
+  }
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (status.ok() && !(running->out && running->in)) {
+    int most = 0;
+    for (Probe& probe : probes) {
+      bool reached = false;
+      if (status.ok()) status = marks_.Reached(*probe.mark, &reached);
+      if (status.ok() && reached) {
+        *probe.runs = true;
+        ++probe.rounds;
+        status = marks_.Record(probe.mark, probe.stream);
+      }
+      most = std::max(most, probe.rounds);
+    }
+    const TimePoint now = Clock::now();
+    if (most >= kRounds || now > (most == 0 ? deadline : deadline + kStandstill)) break;
+    Pause();
+  }
+  for (const Probe& probe : probes) {
+    if (probe.mark != nullptr) marks_.Release(probe.mark);
   }
   return status;
 }
@@ -76,7 +132,7 @@ Status StreamSpace::Passes(Stream stream, Duration bound, bool* passes) {
   const TimePoint deadline = Clock::now() + bound;
   while (status.ok() && !*passes && Clock::now() < deadline) {
     status = marks_.Reached(*mark, passes);
-    if (!*passes) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (!*passes) Pause();
   }
   marks_.Release(mark);
   return status;

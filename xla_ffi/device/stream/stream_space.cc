@@ -1,8 +1,6 @@
 #include "xla_ffi/device/stream/stream_space.h"
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -13,10 +11,14 @@
 namespace hetccl::device {
 namespace {
 
-// Enough for what programs usually have in flight, so that nothing is allocated while they run.
-constexpr int kMarks = 128;
-constexpr int kFlags = 32;
-constexpr auto kFillBound = std::chrono::seconds(5);
+// All there will be: drivers may wait for the device when they allocate, which handlers must not.
+// A mark for each exchange between its start and its end, a flag for each stream that waits for
+// one; where flags run out, done waits on the host. 128 KB and 16 KB (HIP: a page for each flag).
+constexpr int kMarks = 2048;
+constexpr int kFlags = 256;
+// Flags that are left to Separate: with host functions they come back a little later.
+constexpr size_t kSpareFlags = 4;
+constexpr auto kReleaseBound = std::chrono::seconds(10);
 
 // The device that MakeCurrent last made current on this thread; used on threads of ours only.
 thread_local const Gpu* entered = nullptr;
@@ -61,6 +63,8 @@ class PinnedMemory final : public SlotMemory {
   PinnedMemory(std::shared_ptr<StreamSpace> space, void* data, size_t bytes, bool own)
       : space_(std::move(space)), data_(data), bytes_(bytes), own_(own) {}
   ~PinnedMemory() override {
+    const Section section(&space_->exclusion_);
+    (void)space_->exclusion_.AwaitNoHold(kReleaseBound);  // or else the driver itself waits
     const ScopedCurrent current(space_->gpu_);
     Allocations& count = space_->allocations_;
     if (own_) {
@@ -92,6 +96,7 @@ class StreamGate final : public Gate {
     }
     return space_->marks_.Reached(*mark_, open);
   }
+  bool asks_driver() const override { return space_->marks_.asks_driver(); }
 
  private:
   const std::shared_ptr<StreamSpace> space_;
@@ -104,7 +109,10 @@ class StreamHold final : public Hold {
       : space_(std::move(space)), flag_(flag) {}
   ~StreamHold() override { Release(); }
   void Release() override {
-    if (Flag* flag = flag_.exchange(nullptr)) space_->flags_.Release(flag);
+    Flag* flag = flag_.exchange(nullptr);
+    if (flag == nullptr) return;
+    space_->flags_.Release(flag);
+    space_->exclusion_.HoldEnds();
   }
 
  private:
@@ -117,7 +125,8 @@ StreamSpace::StreamSpace(const Gpu& gpu, StreamSync sync)
       sync_(sync),
       marks_(gpu, sync == StreamSync::kMemops ? MarkKind::kWord : MarkKind::kEvent, &allocations_),
       copy_marks_(gpu, MarkKind::kEvent, &allocations_),
-      flags_(gpu, sync, &allocations_) {}
+      flags_(gpu, sync, &allocations_),
+      hold_bound_(Duration(std::chrono::minutes(12)).count()) {}
 
 Status StreamSpace::Open(const StreamSpaceOptions& options, std::shared_ptr<StreamSpace>* space) {
   const Driver* driver = nullptr;
@@ -151,6 +160,9 @@ Status StreamSpace::Initialise() {
     }
     place->store(stream);
   }
+  allocations_.calls.fetch_add(1);
+  if (Status status = gpu_.StreamCreate(/*high_priority=*/true, &clock_); !status.ok())
+    return status;
   if (Status status = marks_.Reserve(kMarks); !status.ok()) return status;
   if (Status status = flags_.Reserve(kFlags); !status.ok()) return status;
   return WarmUp();
@@ -189,7 +201,15 @@ Status StreamSpace::MakeCopier(Direction direction, size_t, std::unique_ptr<Copi
   return Status();
 }
 
+Status StreamSpace::AwaitNoHold(const char* purpose) {
+  if (exclusion_.AwaitNoHold(Duration(hold_bound_.load()))) return Status();
+  return Status(ErrorKind::kTimeout, std::string(purpose) + " has to wait until no stream of " +
+                                         gpu_.name() + " is held by an exchange, and one still is");
+}
+
 Status StreamSpace::Register(void* data, size_t bytes, std::unique_ptr<SlotMemory>* memory) {
+  const Section section(&exclusion_);
+  if (Status status = AwaitNoHold("registering memory"); !status.ok()) return status;
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
   allocations_.calls.fetch_add(1);
@@ -200,6 +220,8 @@ Status StreamSpace::Register(void* data, size_t bytes, std::unique_ptr<SlotMemor
 }
 
 Status StreamSpace::Allocate(size_t bytes, std::unique_ptr<SlotMemory>* memory) {
+  const Section section(&exclusion_);
+  if (Status status = AwaitNoHold("allocating pinned memory"); !status.ok()) return status;
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
   allocations_.calls.fetch_add(1);
@@ -230,65 +252,28 @@ Status StreamSpace::MarkStart(Queue queue, std::shared_ptr<Gate>* gate) {
 Status StreamSpace::HoldQueue(Queue queue, std::shared_ptr<Hold>* hold) {
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
-  if (Status status = Separate(ToStream(queue)); !status.ok()) return status;
-  return HoldStream(ToStream(queue), hold);
-}
-
-Status StreamSpace::HoldStream(Stream stream, std::shared_ptr<Hold>* hold) {
-  Flag* flag = nullptr;
-  if (Status status = flags_.Acquire(&flag); !status.ok()) return status;
-  if (Status status = flags_.Hold(flag, stream); !status.ok()) {
+  hold->reset();
+  if (!exclusion_.HoldBegins()) return Status();
+  Flag* flag = flags_.Acquire(kSpareFlags);
+  Status status;
+  if (flag != nullptr) {
+    status = Separate(ToStream(queue));
+    if (status.ok()) status = flags_.Hold(flag, ToStream(queue));
+    if (status.ok()) {
+      *hold = std::make_shared<StreamHold>(shared_from_this(), flag);
+      return Status();
+    }
     flags_.Abandon(flag);
-    return status;
   }
-  *hold = std::make_shared<StreamHold>(shared_from_this(), flag);
-  return Status();
+  exclusion_.HoldEnds();
+  return status;
 }
 
-Status StreamSpace::FillOn(const FillRange& range, Stream stream) const {
-  if (range.bytes == 0) return Status();
-  const Pattern& pattern = range.pattern;
-  if (pattern.size <= 1) {
-    return gpu_.MemsetD8Async(range.data, pattern.size == 0 ? 0 : pattern.bytes[0], range.bytes,
-                              stream);
-  }
-  // A word: of 8 bytes the upper half, which makes a NaN of both halves; of 2 bytes both.
-  uint32_t word = 0;
-  std::memcpy(&word, pattern.bytes + (pattern.size == 8 ? 4 : 0),
-              std::min<size_t>(pattern.size, 4));
-  if (pattern.size == 2) word |= word << 16;
-  const size_t words = range.bytes / sizeof(word);
-  if (words > 0) {
-    Status status = gpu_.MemsetD32Async(range.data, word, words, stream);
-    if (!status.ok()) return status;
-  }
-  for (size_t i = words * sizeof(word); i < range.bytes; ++i) {
-    Status status = gpu_.MemsetD8Async(range.data + i, pattern.bytes[i % 2], 1, stream);
-    if (!status.ok()) return status;
-  }
-  return Status();
-}
-
-Status StreamSpace::Fill(const std::vector<FillRange>& ranges, Queue queue) {
-  const ScopedCurrent current(gpu_);
-  if (!current.status().ok()) return current.status();
-  for (const FillRange& range : ranges) {
-    if (Status status = FillOn(range, ToStream(queue)); !status.ok()) return status;
-  }
-  return Status();
-}
-
-Status StreamSpace::FillNow(const std::vector<FillRange>& ranges) {
-  if (Status status = Enter(); !status.ok()) return status;
+bool StreamSpace::Lost() {
+  if (!Enter().ok()) return true;
+  bool idle = false;
   const std::shared_lock<std::shared_mutex> lock(copy_streams_mutex_);
-  const Stream stream = copy_stream(Direction::kIn);
-  for (const FillRange& range : ranges) {
-    if (Status status = FillOn(range, stream); !status.ok()) return status;
-  }
-  bool done = false;
-  Status status = Passes(stream, kFillBound, &done);
-  if (!status.ok() || done) return status;
-  return Status(ErrorKind::kTimeout, "a fill on " + gpu_.name() + " does not end");
+  return !gpu_.StreamQuery(copy_stream(Direction::kIn), &idle).ok();
 }
 
 Status StreamSpace::Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue) {
@@ -310,7 +295,7 @@ Status StreamSpace::OrderRemoteWrites() {
 }
 
 SpaceStats StreamSpace::Stats() const {
-  return {{"streams", 2},
+  return {{"streams", 3},
           {"events", allocations_.marks.load()},
           {"flags", allocations_.flags.load()},
           {"pinned_bytes", allocations_.pinned_bytes.load()},

@@ -17,6 +17,7 @@
 #include "xla_ffi/device/driver/gpu.h"
 #include "xla_ffi/device/fill.h"
 #include "xla_ffi/device/space.h"
+#include "xla_ffi/device/stream/exclusion.h"
 #include "xla_ffi/device/stream/flags.h"
 
 namespace hetccl::device {
@@ -79,13 +80,25 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
 
   // The rest is for handlers. Queues a hold, fills, or a copy within the device. The first hold of
   // a stream makes sure that the copy streams run on while that stream is held; this alone waits,
-  // for what the stream still has to do.
+  // for what the stream still has to do. *hold stays null while a section of exclusion() is open,
+  // and while more streams are held than there are flags for.
   Status HoldQueue(Queue queue, std::shared_ptr<Hold>* hold);
   Status Fill(const std::vector<FillRange>& ranges, Queue queue);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes, Queue queue);
-  // Fills and waits until it is done, on a thread of ours that may wait for the device. Bounded: a
-  // stream that is held may hold the fill up, which then runs when that stream is released.
-  Status FillNow(const std::vector<FillRange>& ranges);
+  // Fills and waits until it is done, on a thread of ours that may wait for the device. After the
+  // bound an error: a stream that is held may hold the fill up, which then runs when that stream is
+  // released. The bound does not cover the driver's own calls.
+  Status FillNow(const std::vector<FillRange>& ranges, Duration bound);
+  // Whether the driver says that the device is lost to this process. On a thread of ours.
+  bool Lost();
+
+  // Of holds and what must not meet them: a driver call that waits for the device while nobody else
+  // can call the driver (loads of modules and kernels, allocations) would wait for a held stream,
+  // and the copies that the stream is held for, for that call. Open a section around such calls.
+  Exclusion& exclusion() { return exclusion_; }
+  // How long Register and Allocate wait in a section of theirs, which is longer than any exchange
+  // takes to end.
+  void SetHoldBound(Duration bound) { hold_bound_.store(bound.count()); }
 
   // A network card's writes into device memory can be seen by work that starts after this, where
   // the hardware does not see to it by itself. For transports whose flag the host sees. Any thread
@@ -102,17 +115,26 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
 
   StreamSpace(const Gpu& gpu, StreamSync sync);
   Status Initialise();
+  // For a section that is open; an error after the bound.
+  Status AwaitNoHold(const char* purpose);
   // Uses each kind of work once: drivers load their kernels at the first use, which would wait for
   // streams that are held.
   Status WarmUp();
   // Makes the device current on a thread of ours, for good.
   Status Enter() const;
   Status FillOn(const FillRange& range, Stream stream) const;
-  Status HoldStream(Stream stream, std::shared_ptr<Hold>* hold);
   // Streams share the hardware's queues, and a held stream holds up all streams of its queue: copy
   // streams that share one with this stream are replaced.
   Status Separate(Stream held);
   Status TrySeparate(Stream held, bool* separate);
+  // Waits until the stream has done what is queued in it.
+  Status AwaitIdle(Stream stream);
+  // Queues marks in the copy streams and sees which streams run, with copy_streams_mutex_ held.
+  struct Running {
+    bool out = false;
+    bool in = false;
+  };
+  Status SeeRunning(Running* running);
   // Whether a mark gets through the stream within the bound.
   Status Passes(Stream stream, Duration bound, bool* passes);
   // Stays valid while copy_streams_mutex_ is held.
@@ -124,8 +146,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   const StreamSync sync_;
   std::atomic<Stream> out_{nullptr};
   std::atomic<Stream> in_{nullptr};
-  // Held exclusively while a copy stream is replaced, shared by whoever uses one; never while a
-  // stream is held for trying.
+  Stream clock_ = nullptr;  // nothing is queued there but marks, see separation.cc
+  // Held exclusively while the copy streams are tried or replaced, shared by whoever uses one.
   mutable std::shared_mutex copy_streams_mutex_;
   Allocations allocations_;
   MarkPool marks_;  // of the programs' streams
@@ -133,6 +155,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // work of another engine, so that each copy would wait for the one before and its word.
   MarkPool copy_marks_;
   FlagPool flags_;
+  Exclusion exclusion_;
+  std::atomic<Duration::rep> hold_bound_;
   std::mutex separation_mutex_;  // held while one stream is being tried
   std::set<Stream> separate_;    // guarded by it
 };

@@ -76,8 +76,8 @@ TEST_P(StreamSpaceTest, FillsEveryWidthAndLength) {
   for (const Pattern& pattern : patterns) {
     const size_t width = std::max<size_t>(pattern.size, 1);
     for (size_t bytes = 0; bytes <= 48; bytes += width) {
-      EXPECT_OK(space_->FillNow({{data, 64, {{0x11}, 1}}}));
-      EXPECT_OK(space_->FillNow({{data, bytes, pattern}}));
+      EXPECT_OK(space_->FillNow({{data, 64, {{0x11}, 1}}}, std::chrono::seconds(5)));
+      EXPECT_OK(space_->FillNow({{data, bytes, pattern}}, std::chrono::seconds(5)));
       const std::vector<unsigned char> out = Read(data, 64);
       for (size_t i = 0; i < 64; ++i) {
         // Of eight bytes the upper half is repeated: a NaN too.
@@ -123,6 +123,31 @@ TEST_P(StreamSpaceTest, AHoldOfAnyStreamLetsTheCopyStreamsRun) {
   }
   for (Stream stream : streams) EXPECT_OK(space_->gpu().StreamDestroy(stream));
   EXPECT_OK(space_->gpu().MemFree(memory));
+}
+
+TEST_P(StreamSpaceTest, ASlowDeviceIsNotTakenForASharedQueue) {
+  const ScopedCurrent current(space_->gpu());
+  Stream stream = nullptr;
+  EXPECT_OK(space_->gpu().StreamCreate(false, &stream));
+  std::shared_ptr<Hold> hold;
+  EXPECT_OK(space_->HoldQueue(stream, &hold));  // now the copy streams have queues of their own
+  hold->Release();
+  Stream other = nullptr;
+  EXPECT_OK(space_->gpu().StreamCreate(false, &other));
+  const bool cuda = GetParam() == Vendor::kCuda;
+  const char* const mark = cuda ? "cuStreamWriteValue32_v2" : "hipStreamWriteValue32";
+  const char* const create = cuda ? "cuStreamCreateWithPriority" : "hipStreamCreateWithPriority";
+  control_.Delay(mark, 30000);
+  control_.ClearCalls();
+  EXPECT_OK(space_->HoldQueue(other, &hold));
+  control_.Delay(mark, 0);
+  // Whether they share a queue is the twin's dealing: at most one replacement for each, not forty.
+  EXPECT_LE(control_.Calls(create), 2);
+  hold->Release();
+  for (Stream one : {stream, other}) {
+    EXPECT_OK(space_->gpu().StreamSynchronize(one));
+    EXPECT_OK(space_->gpu().StreamDestroy(one));
+  }
 }
 
 TEST_P(StreamSpaceTest, CountsMemory) {

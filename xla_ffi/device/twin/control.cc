@@ -29,6 +29,8 @@ TWIN_EXPORT void twin_delay(const char* call, int64_t microseconds) {
   TheTwin().settings.Delay(call, microseconds);
 }
 
+TWIN_EXPORT int twin_load(int device) { return hetccl::twin::WaitInContext(TheTwin(), device); }
+
 TWIN_EXPORT int64_t twin_calls(const char* call) { return TheTwin().settings.Count(call); }
 
 TWIN_EXPORT void twin_clear_calls() { TheTwin().settings.ClearCounts(); }

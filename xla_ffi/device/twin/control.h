@@ -40,7 +40,8 @@ class Control {
   // A number of the twin. Before the first driver call: "devices" (2), "driver_version"; before the
   // first stream of a device, or after Reset: "queues" (8), its hardware queues. Any time:
   // "same_addresses" (0: registered memory has other addresses on the device), "jitter_us" (0: the
-  // most that each operation is delayed by chance).
+  // most that each operation is delayed by chance), "memory_waits" (0; 1: allocations and
+  // registrations wait for the device as Load does).
   // Every one can also come from the environment: TWIN_DEVICES and so on.
   void Set(const char* number, int64_t value) const {
     if (Function<int(const char*, int64_t)>("twin_set")(number, value) != 0) Fatal(number);
@@ -63,6 +64,9 @@ class Control {
   void Delay(const char* call, int64_t microseconds) const {
     Function<void(const char*, int64_t)>("twin_delay")(call, microseconds);
   }
+  // What the load of a module or kernel may do: takes the device's context, which every other call
+  // that concerns the device needs, until the device is idle. Returns then, with the driver's code.
+  int Load(int device) const { return Function<int(int)>("twin_load")(device); }
   // How often it was called since the start, Reset, or ClearCalls.
   int64_t Calls(const char* call) const {
     return Function<int64_t(const char*)>("twin_calls")(call);

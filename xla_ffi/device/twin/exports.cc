@@ -90,24 +90,11 @@ TWIN_EXPORT int TWIN_NAME(cuStreamSynchronize, hipStreamSynchronize)(Handle stre
   });
 }
 
-TWIN_EXPORT int TWIN_NAME(cuStreamWaitEvent, hipStreamWaitEvent)(Handle stream, Handle event,
-                                                                 unsigned) {
-  const char* const call = __func__;
-  return Exported(call, Needs::kDevice, [&](Twin& twin) {
-    return twin.scheduler.WaitForEvent(call, stream, CurrentDevice(twin), event);
-  });
-}
-
 TWIN_EXPORT int TWIN_NAME(cuEventCreate, hipEventCreateWithFlags)(Handle* event, unsigned flags) {
   return Exported(__func__, Needs::kDevice, [&](Twin& twin) -> int {
     if (event == nullptr || flags > 7) return Code::kInvalidValue;
     return twin.scheduler.CreateEvent(CurrentDevice(twin), event);
   });
-}
-
-TWIN_EXPORT int TWIN_NAME(cuEventDestroy_v2, hipEventDestroy)(Handle event) {
-  return Exported(__func__, Needs::kDevice,
-                  [&](Twin& twin) { return twin.scheduler.DestroyEvent(event); });
 }
 
 TWIN_EXPORT int TWIN_NAME(cuEventRecord, hipEventRecord)(Handle event, Handle stream) {
@@ -120,11 +107,6 @@ TWIN_EXPORT int TWIN_NAME(cuEventRecord, hipEventRecord)(Handle event, Handle st
 TWIN_EXPORT int TWIN_NAME(cuEventQuery, hipEventQuery)(Handle event) {
   return Exported(__func__, Needs::kDevice,
                   [&](Twin& twin) { return twin.scheduler.QueryEvent(event); });
-}
-
-TWIN_EXPORT int TWIN_NAME(cuEventSynchronize, hipEventSynchronize)(Handle event) {
-  return Exported(__func__, Needs::kDevice,
-                  [&](Twin& twin) { return twin.scheduler.SynchronizeEvent(event); });
 }
 
 // --- Copies and memory. ---
@@ -168,7 +150,8 @@ TWIN_EXPORT int TWIN_NAME(cuMemsetD32Async, hipMemsetD32Async)(void* to, unsigne
 }
 
 TWIN_EXPORT int TWIN_NAME(cuMemAlloc_v2, hipMalloc)(void** address, size_t bytes) {
-  return Exported(__func__, Needs::kDevice, [&](Twin& twin) {
+  return Exported(__func__, Needs::kDevice, [&](Twin& twin) -> int {
+    if (int code = WaitForMemory(twin)) return code;
     return twin.memory.Allocate(CurrentDevice(twin), Kind::kDevice, bytes, address);
   });
 }
@@ -181,6 +164,7 @@ TWIN_EXPORT int TWIN_NAME(cuMemHostAlloc, hipHostMalloc)(void** address, size_t 
                                                          unsigned flags) {
   return Exported(__func__, Needs::kDevice, [&](Twin& twin) -> int {
     if (flags != TWIN_NAME(3u, 0x40000003u)) return Code::kInvalidValue;  // HIP: coherent
+    if (int code = WaitForMemory(twin)) return code;
     return twin.memory.Allocate(CurrentDevice(twin), Kind::kHostAllocated, bytes, address);
   });
 }
@@ -209,18 +193,6 @@ TWIN_EXPORT int TWIN_NAME(cuMemHostGetDevicePointer_v2,
   });
 }
 
-TWIN_EXPORT int TWIN_NAME(cuPointerGetAttribute, hipPointerGetAttribute)(void* data, int attribute,
-                                                                         const void* address) {
-  return Exported(__func__, Needs::kDevice, [&](Twin& twin) -> int {
-    const auto range = twin.memory.Find(reinterpret_cast<uintptr_t>(address));
-    if (!range) return Code::kInvalidValue;
-    auto* value = static_cast<unsigned*>(data);
-    if (attribute == 2) *value = range->kind == Kind::kDevice ? 2 : 1;  // MEMORY_TYPE
-    if (attribute == 8) *value = 0;                                     // IS_MANAGED
-    return attribute == 2 || attribute == 8 ? Code::kSuccess : Code::kInvalidValue;
-  });
-}
-
 // --- What older drivers lack: left out of the old twins. ---
 #ifndef TWIN_WITHOUT_OPTIONAL_SYMBOLS
 
@@ -232,14 +204,6 @@ TWIN_EXPORT int TWIN_NAME(cuStreamWriteValue32_v2,
     if (flags != 0) return Code::kInvalidValue;
     return MemoryOperations(twin, call, stream, {{false, address, value, 0}});
   });
-}
-
-TWIN_EXPORT int TWIN_NAME(cuStreamBatchMemOp_v2, hipStreamBatchMemOp)(Handle stream, unsigned count,
-                                                                      BatchEntry* entries,
-                                                                      unsigned flags) {
-  const char* const call = __func__;
-  return Exported(call, Needs::kDevice,
-                  [&](Twin& twin) { return Batch(twin, call, stream, count, entries, flags); });
 }
 
 TWIN_EXPORT int TWIN_NAME(cuLaunchHostFunc,

@@ -70,6 +70,7 @@ TWIN_EXPORT int hipSetDevice(int device) {
 TWIN_EXPORT int hipExtMallocWithFlags(void** address, size_t bytes, unsigned flags) {
   return Exported("hipExtMallocWithFlags", Needs::kDevice, [&](Twin& twin) -> int {
     constexpr unsigned kDefault = 0, kFineGrained = 1, kSignalMemory = 2;
+    if (int code = hetccl::twin::WaitForMemory(twin)) return code;
     if (flags == kSignalMemory) {
       if (bytes != 8) return Code::kInvalidValue;  // a signal each
       return twin.memory.Allocate(CurrentDevice(twin), Kind::kSignal, bytes, address);

@@ -211,10 +211,6 @@ void Scheduler::Execute(std::unique_lock<std::mutex>& lock, Stream* stream, Oper
     stream->lane.Do(work, work, run, nullptr, nullptr);
   }
   lock.lock();
-  if (run && operation->awaited != nullptr) {
-    progress_.wait(lock, [&] { return Lost(device) || operation->awaited->done; });
-    stream->lane.Do(operation->awaited.get(), nullptr, false, nullptr, nullptr);
-  }
   if (run && operation->host_function) RunOnHostThread(lock, stream, operation->host_function);
 }
 
@@ -260,11 +256,6 @@ int Scheduler::CreateEvent(int device, Handle* event) {
   return kSuccess;
 }
 
-int Scheduler::DestroyEvent(Handle event) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return events_.erase(event) == 1 ? kSuccess : kInvalidHandle;
-}
-
 int Scheduler::RecordEvent(const std::string& call, Handle event, Handle stream, int device) {
   Operation operation;
   operation.call = call;
@@ -289,28 +280,6 @@ int Scheduler::QueryEvent(Handle event) {
   if (!found->second.last->done) return kNotReady;
   Observe(found->second.last.get());
   return kSuccess;
-}
-
-int Scheduler::SynchronizeEvent(Handle event) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto found = events_.find(event);
-  if (found == events_.end()) return kInvalidHandle;
-  const EventState state = found->second;
-  progress_.wait(lock,
-                 [&] { return Lost(state.device) || state.last == nullptr || state.last->done; });
-  return broken(state.device);
-}
-
-int Scheduler::WaitForEvent(const std::string& call, Handle stream, int device, Handle event) {
-  Operation operation;
-  operation.call = call;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = events_.find(event);
-    if (found == events_.end()) return kInvalidHandle;
-    operation.awaited = found->second.last;
-  }
-  return Enqueue(stream, device, Only(std::move(operation)), false);
 }
 
 void Scheduler::Break(int device, int code) {

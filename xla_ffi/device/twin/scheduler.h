@@ -32,7 +32,6 @@ struct Recording {
 struct Operation {
   std::string call;                      // the function that queued it
   std::unique_ptr<Work> work;            // either: this
-  std::shared_ptr<Recording> awaited;    // or: wait for this
   std::shared_ptr<Recording> completed;  // or: complete this
   std::function<void()> host_function;   // or: have this done by the one thread for host functions
 };
@@ -63,11 +62,8 @@ class Scheduler {
   int SynchronizeDevice(int device);
 
   int CreateEvent(int device, Handle* event);
-  int DestroyEvent(Handle event);
   int RecordEvent(const std::string& call, Handle event, Handle stream, int device);
   int QueryEvent(Handle event);
-  int SynchronizeEvent(Handle event);
-  int WaitForEvent(const std::string& call, Handle stream, int device, Handle event);
 
   // Loses the device: what is queued is dropped, what waits returns, all with this code.
   void Break(int device, int code);

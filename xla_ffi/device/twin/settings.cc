@@ -127,6 +127,7 @@ void Settings::ClearFaults() {
   run_failures_.clear();
   delays_.clear();
   numbers_.at("jitter_us") = 0;
+  numbers_.at("memory_waits") = 0;
 }
 
 }  // namespace hetccl::twin

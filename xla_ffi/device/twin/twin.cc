@@ -45,6 +45,7 @@ Twin::Twin(const Personality& personality)
                 {"queues", 8},
                 {"driver_version", personality.version},
                 {"same_addresses", 0},
+                {"memory_waits", 0},
                 {"jitter_us", 0}}),
       scheduler(&settings) {}
 
@@ -87,6 +88,20 @@ int Admit(Twin& twin, const char* call, Needs needs) {
   if (needs == Needs::kInitialised) return kSuccess;
   if (device < 0) return kInvalidContext;
   return twin.scheduler.broken(device);
+}
+
+void PassContext(Twin& twin) {
+  const std::lock_guard<std::mutex> pass(twin.contexts[static_cast<size_t>(CurrentDevice(twin))]);
+}
+
+int WaitInContext(Twin& twin, int device) {
+  const std::lock_guard<std::mutex> lock(twin.contexts[static_cast<size_t>(device)]);
+  return twin.scheduler.SynchronizeDevice(device);
+}
+
+int WaitForMemory(Twin& twin) {
+  if (twin.settings.Number("memory_waits") == 0) return kSuccess;
+  return WaitInContext(twin, CurrentDevice(twin));
 }
 
 int Copy(Twin& twin, const char* call, void* to, const void* from, size_t bytes, Handle stream,
@@ -156,20 +171,6 @@ int MemoryOperations(Twin& twin, const char* call, Handle stream,
   return twin.scheduler.Enqueue(stream, CurrentDevice(twin), std::move(queued), false);
 }
 
-int Batch(Twin& twin, const char* call, Handle stream, unsigned count, const BatchEntry* entries,
-          unsigned flags) {
-  constexpr uint32_t kWait = 1, kWrite = 2;
-  if (entries == nullptr || count == 0 || count > 256 || flags != 0) return kInvalidValue;
-  std::vector<ValueOperation> operations;
-  for (unsigned i = 0; i < count; ++i) {
-    const BatchEntry& entry = entries[i];
-    if (entry.operation != kWait && entry.operation != kWrite) return kInvalidValue;
-    operations.push_back(
-        {entry.operation == kWait, entry.address, static_cast<uint32_t>(entry.value), entry.flags});
-  }
-  return MemoryOperations(twin, call, stream, operations);
-}
-
 int HostFunction(Twin& twin, const char* call, Handle stream, void (*function)(void*), void* data) {
   if (function == nullptr) return kInvalidValue;
   Operation operation;
@@ -185,6 +186,7 @@ int Free(Twin& twin, void* address, bool host_memory) {
 }
 
 int Register(Twin& twin, void* base, size_t bytes) {
+  if (int code = WaitForMemory(twin)) return code;
   const bool alias = twin.settings.Number("same_addresses") == 0;
   return twin.memory.Register(base, bytes, alias);
 }

@@ -4,10 +4,12 @@
 #ifndef XLA_FFI_DEVICE_TWIN_TWIN_H_
 #define XLA_FFI_DEVICE_TWIN_TWIN_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +48,9 @@ struct Twin {
   Memory memory;
   Scheduler scheduler;
   std::atomic<bool> initialised{false};
+  // The locks of the devices' contexts: whoever waits for a device with its lock keeps all other
+  // calls that concern the device waiting.
+  std::array<std::mutex, kMaxDevices> contexts;
 
   int devices() const { return static_cast<int>(settings.Number("devices")); }
 };
@@ -69,10 +74,18 @@ enum class Needs { kNothing, kInitialised, kDevice };
 // What every exported function does first: counts, fails if it was asked to, and refuses.
 int Admit(Twin& twin, const char* call, Needs needs);
 
+// Waits until nobody has the lock of the current device's context.
+void PassContext(Twin& twin);
+// What a load of a module may do: takes the lock of the device's context until the device is idle.
+int WaitInContext(Twin& twin, int device);
+// The same where the number "memory_waits" asks for it: allocations and registrations may do so.
+int WaitForMemory(Twin& twin);
+
 template <typename Body>
 int Exported(const char* call, Needs needs, Body&& body) {
   Twin& twin = TheTwin();
   int code = Admit(twin, call, needs);
+  if (code == kSuccess && needs == Needs::kDevice) PassContext(twin);
   if (code == kSuccess) code = body(twin);
   if (code != kSuccess) ThisThread().last_error = code;
   return code;

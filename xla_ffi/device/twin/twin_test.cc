@@ -13,7 +13,6 @@ namespace {
 
 using device::Compare;
 using device::Event;
-using device::MemoryKind;
 using device::Signal;
 using device::Stream;
 
@@ -140,9 +139,6 @@ TEST_P(TwinTest, AddressesAreOfTheirSide) {
   void* device = nullptr;
   ASSERT_OK(gpu->MemHostGetDevicePointer(host.data() + 64, &device));
   EXPECT_NE(device, host.data() + 64) << "same_addresses is 0";
-  MemoryKind kind;
-  ASSERT_OK(gpu->KindOf(host.data(), &kind));
-  EXPECT_EQ(kind, MemoryKind::kHost);
   const Stream stream = NewStream();
   ASSERT_OK(gpu->StreamWriteValue32(stream, device, 5));
   ASSERT_OK(gpu->StreamSynchronize(stream));
@@ -187,14 +183,11 @@ TEST_P(TwinTest, DestroyedHandlesAreErrors) {
   const Stream stream = NewStream();
   const Event event = NewEvent();
   ASSERT_OK(gpu->EventRecord(event, stream));
-  ASSERT_OK(gpu->EventDestroy(event));
   ASSERT_OK(gpu->StreamDestroy(stream));
   bool done = false;
   EXPECT_FALSE(gpu->StreamQuery(stream, &done).ok());
   EXPECT_FALSE(gpu->StreamDestroy(stream).ok());
-  EXPECT_FALSE(gpu->EventQuery(event, &done).ok());
-  EXPECT_FALSE(gpu->EventRecord(event, nullptr).ok());
-  EXPECT_FALSE(gpu->StreamWaitEvent(nullptr, event).ok());
+  EXPECT_FALSE(gpu->EventRecord(event, stream).ok());
 }
 
 TEST_P(TwinTest, DestroyedStreamStillRunsWhatIsQueued) {
@@ -218,18 +211,16 @@ TEST_P(TwinTest, EventsTakeTheRecordingOfTheirTime) {
   bool done = false;
   ASSERT_OK(gpu->EventQuery(event, &done));
   EXPECT_TRUE(done) << "never recorded";
-  ASSERT_OK(gpu->StreamWaitEvent(second, event));
   ASSERT_OK(gpu->StreamWaitValue32(first, signal.device, 1, Compare::kEqual));
   ASSERT_OK(gpu->EventRecord(event, first));
-  ASSERT_OK(gpu->StreamSynchronize(second));
   ASSERT_OK(gpu->EventQuery(event, &done));
   EXPECT_FALSE(done);
-  ASSERT_OK(gpu->StreamWaitEvent(second, event));
-  Wait();
-  EXPECT_FALSE(Done(second));
-  Set(signal, 1);
-  ASSERT_OK(gpu->EventSynchronize(event));
+  ASSERT_OK(gpu->EventRecord(event, second));  // the latest recording counts
   ASSERT_OK(gpu->StreamSynchronize(second));
+  ASSERT_OK(gpu->EventQuery(event, &done));
+  EXPECT_TRUE(done);
+  Set(signal, 1);
+  ASSERT_OK(gpu->StreamSynchronize(first));
 }
 
 TEST_P(TwinTest, FreeingWaitsForTheDevice) {

@@ -89,6 +89,9 @@ Status TcpReceiver::Step(Progress* progress) {
   progress->done = true;
   for (Lane& lane : lanes_) {
     StepLane(&lane, progress);
+    // A copy that has ended just now makes room for bytes that are here already: no descriptor will
+    // tell of those.
+    progress->copying |= lane.payload->copying();
     if (Status status = lane.payload->Pump(); !status.ok()) return status;
     progress->copying |= lane.payload->copying();
     progress->done &= lane.payload->finished();
