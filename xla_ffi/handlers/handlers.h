@@ -1,7 +1,8 @@
 // The XLA custom calls (typed FFI, API version 4), for the CPU platform and for GPUs.
 //
-// None of them blocks, takes a lock for long, or takes the GIL. They have state outside of the
-// program, so none is compatible with command buffers.
+// None of them takes a lock for long, or the GIL, and none blocks, but for a GPU's done while a
+// section is open (device/stream/exclusion.h). They have state outside of the program, so none is
+// compatible with command buffers.
 #ifndef XLA_FFI_HANDLERS_HANDLERS_H_
 #define XLA_FFI_HANDLERS_HANDLERS_H_
 
