@@ -48,7 +48,7 @@ def ours(program: str, devices: list[str], gid_index: int) -> dict[str, float]:
 
 def main() -> None:
     """Parses the arguments, measures, prints a summary and writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ours", required=True, help="channel_speed")
     parser.add_argument("--plain", required=True, help="the plain loop of verbs")
     parser.add_argument("--devices", nargs=2, default=["rxe0", "rxe1"])
