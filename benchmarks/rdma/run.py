@@ -14,7 +14,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def ours(program: str, devices: list[str], gid_index: int) -> dict[str, float]:
 
 def main() -> None:
     """Parses the arguments, measures, prints a summary and writes the JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ours", required=True, help="channel_speed")
     parser.add_argument("--plain", required=True, help="the plain loop of verbs")
     parser.add_argument("--devices", nargs=2, default=["rxe0", "rxe1"])
@@ -69,7 +68,7 @@ def main() -> None:
     rate, half_trip = middle(plains, "bytes_per_s"), middle(plains, "half_round_trip_us")
     result = {
         "command": "python benchmarks/rdma/run.py "
-        + " ".join(Path(a).name if "/" in a else a for a in sys.argv[1:] if not a.startswith("/tmp")),
+        f"--ours channel_speed --plain PLAIN --devices {' '.join(args.devices)} --rounds {args.rounds}",
         "machine": {"kernel": platform.release(), "cores": os.cpu_count(), "devices": args.devices},
         "rounds": args.rounds,
         "plain": {"bytes_per_s_1_mb_writes": rate, "half_round_trip_8_bytes_us": half_trip},

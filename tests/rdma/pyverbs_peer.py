@@ -26,6 +26,7 @@ MESSAGE, HEADER, CHUNK, DIRECT, CREDIT, GRANT, USE_SLOTS, PROBE = range(1, 9)
 HEADER_BYTES = 192
 BOARD_BYTES = 64 + 16 * GRANTS
 PROBE_OFFSET = 8
+SCRATCH_BYTES = 1 << 20
 WAIT_S = 10.0
 
 
@@ -113,7 +114,7 @@ class End:
         attributes.qp_access_flags = access
         self.qp.to_init(attributes)
         self.memory = MR(self.pd, memory, access)
-        self.scratch = MR(self.pd, 1 << 20, e.IBV_ACCESS_LOCAL_WRITE)
+        self.scratch = MR(self.pd, SCRATCH_BYTES, e.IBV_ACCESS_LOCAL_WRITE)
         self.gid_index = gid_index
         gid = ipaddress.IPv6Address(str(self.context.query_gid(1, gid_index))).packed
         self.mine = Record(
@@ -167,14 +168,22 @@ class End:
             self.qp.post_recv(RecvWR(num_sge=1, sg=[SGE(self.scratch.buf, 1, self.scratch.lkey)]))
 
     def write(
-        self, data: bytes, address: int, rkey: int | None = None, immediate: tuple[int, int] | None = None, at: int = 0
-    ) -> None:
-        """Writes to the other end's memory, from `at` in the scratch memory."""
-        self.scratch.write(data, len(data), at)
+        self, data: bytes, address: int, rkey: int | None = None, immediate: tuple[int, int] | None = None
+    ) -> None:  # fmt: skip
+        """Writes to the other end's memory, in pieces; the immediate comes with the last one."""
+        pieces = [data[at : at + SCRATCH_BYTES] for at in range(0, len(data), SCRATCH_BYTES)]
+        for number, piece in enumerate(pieces, 1):
+            self._write(piece, address, rkey, immediate if number == len(pieces) else None)
+            address += len(piece)
+            if number < len(pieces):
+                self.finish()  # the scratch memory is used again
+
+    def _write(self, data: bytes, address: int, rkey: int | None, immediate: tuple[int, int] | None) -> None:
+        self.scratch.write(data, len(data), 0)
         opcode = e.IBV_WR_RDMA_WRITE if immediate is None else e.IBV_WR_RDMA_WRITE_WITH_IMM
         kind, value = immediate or (0, 0)
         number = kind << 28 | value & ((1 << 28) - 1)
-        sge = SGE(self.scratch.buf + at, len(data), self.scratch.lkey)
+        sge = SGE(self.scratch.buf, len(data), self.scratch.lkey)
         request = SendWR(
             opcode=opcode, num_sge=1, sg=[sge], imm_data=socket.htonl(number), send_flags=e.IBV_SEND_SIGNALED
         )

@@ -1,5 +1,8 @@
 #include "xla_ffi/device/twin/memory.h"
 
+#include <fcntl.h>
+#include <linux/udmabuf.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -22,10 +25,11 @@ Memory::~Memory() { Clear(); }
 
 int Memory::Allocate(int device, Kind kind, size_t bytes, void** address) {
   if (address == nullptr || bytes == 0) return kInvalidValue;
-  const int descriptor = ::memfd_create("twin-memory", MFD_CLOEXEC);
+  const int descriptor = ::memfd_create("twin-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return kOutOfMemory;
   void* base = MAP_FAILED;
-  if (::ftruncate(descriptor, static_cast<off_t>(Pages(bytes))) == 0) {
+  if (::ftruncate(descriptor, static_cast<off_t>(Pages(bytes))) == 0 &&
+      ::fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK) == 0) {
     base = ::mmap(nullptr, Pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   }
   if (base == MAP_FAILED) {
@@ -43,6 +47,20 @@ int Memory::Allocate(int device, Kind kind, size_t bytes, void** address) {
   ranges_[range.device_base] = range;
   *address = base;
   return kSuccess;
+}
+
+int Memory::Export(const Range& range, size_t bytes) {
+  const int maker = ::open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+  if (maker >= 0) {
+    udmabuf_create create = {};
+    create.memfd = static_cast<uint32_t>(range.descriptor);
+    create.flags = UDMABUF_FLAGS_CLOEXEC;
+    create.size = bytes;
+    const int dmabuf = ::ioctl(maker, UDMABUF_CREATE, &create);
+    ::close(maker);
+    if (dmabuf >= 0) return dmabuf;
+  }
+  return ::fcntl(range.descriptor, F_DUPFD_CLOEXEC, 0);
 }
 
 int Memory::Free(uintptr_t address, bool host_memory) {

@@ -36,6 +36,9 @@ class Memory {
   // Codes of codes.h.
   int Allocate(int device, Kind kind, size_t bytes, void** address);
   int Free(uintptr_t address, bool host_memory);
+  // A new descriptor of the first bytes of device memory; negative: there is none. A real dma-buf
+  // where the kernel makes one of a memfd, else the memfd.
+  static int Export(const Range& range, size_t bytes);
   // `alias`: the device sees it elsewhere, so that a mixed-up address is an error and not luck.
   int Register(void* base, size_t bytes, bool alias);
   int Unregister(void* base);

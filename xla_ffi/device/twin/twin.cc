@@ -1,6 +1,5 @@
 #include "xla_ffi/device/twin/twin.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -217,7 +216,7 @@ int Export(Twin& twin, void* handle, uintptr_t address, size_t bytes, int type) 
   }
   // A descriptor begins where its range does.
   if (address != range->device_base) return kNotSupported;
-  const int copy = ::fcntl(range->descriptor, F_DUPFD_CLOEXEC, 0);
+  const int copy = Memory::Export(*range, bytes);
   if (copy < 0) return kOutOfMemory;
   *static_cast<int*>(handle) = copy;
   return kSuccess;

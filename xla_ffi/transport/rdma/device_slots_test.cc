@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -166,6 +167,8 @@ TEST(BetweenPorts, WhatGpusSendThroughTheirSlotsArrives) {
   std::string why_not;
   const std::vector<Options> ports = TestPorts(&why_not);
   if (ports.empty()) GTEST_SKIP() << why_not;
+  const char* shim = std::getenv("HETCCL_TEST_DMABUF_SHIM");
+  const bool dmabuf = shim != nullptr && shim[0] != 0;
   device::HostSpace host;
   const std::shared_ptr<device::StreamSpace> cuda = Gpu(Vendor::kCuda), hip = Gpu(Vendor::kHip);
   for (auto [left, right] : {std::pair(cuda, hip), {nullptr, hip}, {cuda, nullptr}}) {
@@ -190,6 +193,7 @@ TEST(BetweenPorts, WhatGpusSendThroughTheirSlotsArrives) {
     for (const auto& [space, place] :
          {std::pair(left, sender->route().slots), {right, receiver->route().slots}}) {
       EXPECT_EQ(place.rfind(space ? "device memory: " : "host memory", 0), 0u) << place;
+      EXPECT_TRUE(!space || !dmabuf || place == "device memory: dma-buf") << place;
     }
     for (size_t bytes :
          {size_t{0}, size_t{5}, size_t{3000}, size_t{200000}, size_t{5000001}, size_t{1} << 20}) {
