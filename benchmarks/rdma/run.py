@@ -74,6 +74,7 @@ def main() -> None:
         "plain": {"bytes_per_s_1_mb_writes": rate, "half_round_trip_8_bytes_us": half_trip},
         "ours": {key: middle(runs, key) for key in runs[0]},
         "ratios": {
+            "64_mb_message_in_1_mb_writes_of_the_same_memory": middle(runs, "bytes_per_s_repeated_memory") / rate,
             "64_mb_message_in_1_mb_writes": middle(runs, f"bytes_per_s_{64 * MB}") / rate,
             "1_mb_messages": middle(runs, f"bytes_per_s_{MB}") / rate,
             "half_round_trip_8_bytes": middle(runs, "half_round_trip_8_bytes_us") / half_trip,
