@@ -17,22 +17,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import jax_hetccl
+from harness.process import IN_PLACE
 from harness.pythons import other_pythons
 from jax_hetccl.demo import compare, corpus, report, traffic
 from jax_hetccl.demo.compare import ProcessRecord, RecordFile
 from jax_hetccl.demo.main import CLUSTERS
 from jax_hetccl.launch import parse_clusters
 
-# Where the package under test is: installed, or the source tree. A fresh clone has no built module in the latter.
-_ROOT = str(Path(jax_hetccl.__file__).resolve().parents[1])
 _PYTHONS = other_pythons()
 _LEAVES = {"head": "aa", "body": "bb"}
 
 
 def _environ() -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
-    path = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH")]))
+    # Never a folder of installed packages, which another interpreter cannot use.
+    path = os.pathsep.join(filter(None, [*IN_PLACE, environ.get("PYTHONPATH")]))
     return {**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 

@@ -206,7 +206,7 @@ def test_the_limit_of_locked_memory_names_itself_and_what_to_do() -> None:
     """Without the right to lock memory at will, which root has."""
     result = subprocess.run(
         ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock",
-         "prlimit", "--memlock=65536:65536", sys.executable, "-c", _LOCKED],
+         "prlimit", "--memlock=65536:65536", sys.executable, "-P", "-c", _LOCKED],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*IN_PLACE, str(Path(__file__).parent)])},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
