@@ -105,6 +105,28 @@ TEST_P(SectionTest, SlotsComeWhileNothingIsHeld) {
   Expect(2, swap);
 }
 
+// The peer dials only now, behind a done that no section covers: its channel's slots wait until
+// nothing is held.
+TEST_P(SectionTest, DoneDoesNotHoldUpTheChannelThatItWaitsFor) {
+  Open(TestWorld::Quick());
+  device::Space& left = world_->engine(0).SpaceOf(0);
+  device::Space& right = world_->engine(1).SpaceOf(1);
+  world_->Connect(0, MakeWire(GetParam().wire, left, right));
+  world_->AddSwap(1, "psum/data f32[20000]", kCount);
+  DeviceProgram::Swap swap = left_->Make(1, kCount, 1);
+  EXPECT_OK(left_->Start(swap, {1}));
+  Answer answer;
+  std::thread peer([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    world_->Connect(1, MakeWire(GetParam().wire, right, left));
+    answer = Reply({1});
+  });
+  EXPECT_OK(left_->Done(swap));
+  peer.join();
+  Expect(2, swap);
+  EXPECT_TRUE(world_->engine(0).failure().ok());
+}
+
 // What sections are for: without one the load and the held stream wait for each other, and the
 // failure that ends this cannot be cleaned up, as the driver lets nobody in.
 TEST_P(SectionTest, WithoutASectionALoadEndsTheProcess) {
