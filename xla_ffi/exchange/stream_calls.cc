@@ -98,9 +98,16 @@ void Failed::PoisonAndRelease(Hold* hold) const {
   }
   // Some more than the fill itself waits.
   const Duration bound = context->bounds.give_back + std::chrono::milliseconds(500);
+  // Several looks, half a second: a process that was stopped meanwhile gets time to go on.
+  constexpr int kLooks = 25;
+  int late_looks = 0;
+  int64_t seen = last_step->load();
   while (poisoned.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
-    const TimePoint step{Duration(last_step->load())};
-    if (Clock::now() - step < bound) continue;
+    const int64_t step = last_step->load();
+    const bool late = step == seen && Clock::now() - TimePoint(Duration(step)) >= bound;
+    seen = step;
+    late_looks = late ? late_looks + 1 : 0;
+    if (late_looks < kLooks) continue;
     EndProcess(context->failure.adopted(),
                "the driver of " + gpu->name() +
                    " does not return from a call that poisons what failed: something else waits "
