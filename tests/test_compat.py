@@ -195,6 +195,7 @@ def test_a_section_ends_behind_the_first_run_also_if_it_fails():
 
     class Program:
         _local_devices = ("a device",)
+        mut = None
         error: Exception | None = None
 
     results, ready = [], []
@@ -221,6 +222,30 @@ def test_a_section_ends_behind_the_first_run_also_if_it_fails():
     other = Program()
     call(other)
     assert len(hooks.seen) == 2, "nothing has to be apart on a CPU"
+
+
+@pytest.mark.parametrize("closed_over", [False, True])
+def test_a_first_run_that_only_updates_refs_is_waited_for(monkeypatch, closed_over):
+    hooks, stock, ready = _Loads(), pxla.ExecuteReplicated.__call__, []
+    ref = jax.new_ref(jnp.asarray(_ONES))
+
+    def is_ready():
+        ready.append(ref._refs._buf.is_ready())
+
+    def run(self, *args):
+        results = stock(self, *args)
+        is_ready()
+        return results
+
+    def of_argument(ref):
+        ref[...] = _long(ref[...])
+
+    hooks.at_end = is_ready
+    monkeypatch.setattr(pxla.ExecuteReplicated, "__call__", loading.first_runs_apart(hooks, run))  # type: ignore[arg-type]
+    jax.jit(lambda: of_argument(ref))() if closed_over else jax.jit(of_argument)(ref)
+    assert ready == [False, True], "at the return of the launch, and at the section's end"
+    monkeypatch.undo()
+    assert np.all(ref[...] == 2)
 
 
 def test_compilation_is_apart(monkeypatch):
