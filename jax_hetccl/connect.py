@@ -103,6 +103,7 @@ class Channels(AcceptorHooks):
         self._ports = ports or {}
         # A GPU's slots wait until no exchange holds its stream; the peers' next channels must not wait for that.
         self._taker = concurrent.futures.ThreadPoolExecutor(1, "hetccl-take")
+        self._closing = threading.Event()
         acceptor.start(self)
 
     def ensure(self, pairs: Iterable[Pair]) -> None:
@@ -172,6 +173,7 @@ class Channels(AcceptorHooks):
 
     def close(self) -> None:
         """Stops accepting. Channels belong to the engine and end with it."""
+        self._closing.set()
         self._acceptor.close()
         self._taker.shutdown(wait=False, cancel_futures=True)
 
@@ -248,6 +250,8 @@ class Channels(AcceptorHooks):
         try:
             self._add_incoming(claim, fds)
         except Exception as error:
+            if self._closing.is_set():  # the engine ends what this waits for
+                return
             message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
             _log.exception("%s", message)
             self._report("internal", message)

@@ -496,6 +496,16 @@ def test_port_ranges_are_kept_and_their_end_is_an_error():
     first.close()
 
 
+class _Quiet:
+    """An acceptor that accepts nothing."""
+
+    def start(self, hooks: AcceptorHooks) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
     """A GPU's slots wait for exchanges, and those may wait for a peer that opens its next channel here."""
     go, added = threading.Event(), []
@@ -505,14 +515,7 @@ def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
             assert go.wait(10)
             added.append(what["fds"])
 
-    class Quiet:
-        def start(self, hooks: AcceptorHooks) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-    made = Channels(Engine(), None, None, Quiet(), {}, lambda *_: None)  # type: ignore[arg-type]
+    made = Channels(Engine(), None, None, _Quiet(), {}, lambda *_: None)  # type: ignore[arg-type]
     first, second = os.pipe(), os.pipe()
     before = time.monotonic()
     made.opened(CLAIM, list(first))
@@ -530,3 +533,27 @@ def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
     made.opened(dataclasses.replace(CLAIM, src=4), list(third))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(third[0])
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_only_the_end_of_the_world_may_keep_a_channel_out(closes: bool, caplog: pytest.LogCaptureFixture):
+    waits, go, reported = threading.Event(), threading.Event(), []
+
+    class Engine:
+        def add_channel(self, **what: object) -> None:
+            waits.set()
+            assert go.wait(10)
+            raise RuntimeError("the world was shut down" if closes else "no memory for the slots")
+
+    made = Channels(Engine(), None, None, _Quiet(), {}, lambda *what: reported.append(what))  # type: ignore[arg-type]
+    made.opened(CLAIM, [])
+    assert waits.wait(10)
+    if closes:
+        made.close()
+    go.set()
+    made.join()
+    if closes:
+        assert not reported and not caplog.records
+    else:
+        message = "the channel of ranks 2 to 5 could not be set up: no memory for the slots"
+        assert reported == [("internal", message)] and [r.getMessage() for r in caplog.records] == [message]

@@ -5,6 +5,7 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax._src import compiler, core, dispatch, effects
 from jax._src import mesh as mesh_lib
@@ -128,16 +129,28 @@ class _Loads:
 
     def __init__(self, wanted=True):
         self.wanted, self.open, self.seen = wanted, 0, []
+        self.at_end = lambda: None
 
     @contextlib.contextmanager
     def _section(self, devices):
         self.open += 1
-        yield
-        self.open -= 1
-        self.seen.append(devices)
+        try:
+            yield
+        finally:
+            self.at_end()
+            self.open -= 1
+            self.seen.append(devices)
 
     def loading(self, devices):
         return self._section(list(devices)) if self.wanted else None
+
+
+def _long(x):
+    """A program that still runs when its launch has returned; a small one the CPU's client runs before."""
+    return jax.lax.fori_loop(0, 1000, lambda _, y: y @ y / 256, x) + 1
+
+
+_ONES = np.ones((256, 256), np.float32)
 
 
 _MOVED = (
@@ -182,26 +195,57 @@ def test_a_section_ends_behind_the_first_run_also_if_it_fails():
 
     class Program:
         _local_devices = ("a device",)
+        mut = None
         error: Exception | None = None
+
+    results, ready = [], []
 
     def run(program):
         if program.error:
             raise program.error
-        return [jax.jit(lambda x: x + 1)(1)]
+        results[:] = [jax.jit(_long)(_ONES)]
+        ready.append(results[0].is_ready())
+        return results
 
     call = loading.first_runs_apart(hooks, run)  # type: ignore[arg-type]
     program = Program()
     program.error = ValueError("no memory")
     with pytest.raises(ValueError, match="no memory"):
         call(program)
+    assert hooks.open == 0 and len(hooks.seen) == 1
     program.error = None
-    hooks.open = 0
-    assert call(program)[0].is_ready()
-    assert hooks.seen == [["a device"]], "it has not run before"
+    hooks.at_end = lambda: ready.append(results[0].is_ready())
+    call(program)
+    assert ready == [False, True], "at the return of the launch, and at the section's end"
+    assert hooks.open == 0 and hooks.seen == [["a device"]] * 2, "it has not run before"
     hooks.wanted = False
     other = Program()
     call(other)
-    assert len(hooks.seen) == 1, "nothing has to be apart on a CPU"
+    assert len(hooks.seen) == 2, "nothing has to be apart on a CPU"
+
+
+@pytest.mark.parametrize("closed_over", [False, True])
+def test_a_first_run_that_only_updates_refs_is_waited_for(monkeypatch, closed_over):
+    hooks, stock, ready = _Loads(), pxla.ExecuteReplicated.__call__, []
+    ref = jax.new_ref(jnp.asarray(_ONES))
+
+    def is_ready():
+        ready.append(ref._refs._buf.is_ready())
+
+    def run(self, *args):
+        results = stock(self, *args)
+        is_ready()
+        return results
+
+    def of_argument(ref):
+        ref[...] = _long(ref[...])
+
+    hooks.at_end = is_ready
+    monkeypatch.setattr(pxla.ExecuteReplicated, "__call__", loading.first_runs_apart(hooks, run))  # type: ignore[arg-type]
+    jax.jit(lambda: of_argument(ref))() if closed_over else jax.jit(of_argument)(ref)
+    assert ready == [False, True], "at the return of the launch, and at the section's end"
+    monkeypatch.undo()
+    assert np.all(ref[...] == 2)
 
 
 def test_compilation_is_apart(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,11 +30,20 @@ def first_runs_apart(hooks: Hooks, stock: Callable[..., Any]) -> Callable[..., A
             return stock(self, *args)
         with section:
             results = stock(self, *args)
-            _await(results)
+            _await([results, _updated(self, args)])
         loaded.add(self)
         return results
 
     return run
+
+
+def _updated(program: Any, args: Sequence[Any]) -> list[Any]:
+    """The buffers of the Refs that a program has written, which are no results of its."""
+    if program.mut is None:
+        return []
+    kept = [x for i, x in enumerate(args) if i in program.kept_var_idx]
+    refs = [*kept, *program.mut.in_mut]
+    return [refs[i]._refs._buf for i in program.mut.out_mut if i is not None]
 
 
 def _await(results: Any) -> None:

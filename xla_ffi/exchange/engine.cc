@@ -245,6 +245,12 @@ std::shared_ptr<Exchange> Engine::Take(uint64_t id) {
   return exchange;
 }
 
+bool Engine::PeersConnected(const DevicePlan& plan) {
+  return std::all_of(plan.receives().begin(), plan.receives().end(), [&](const auto& message) {
+    return channels_.Incoming(plan.rank(), message.peer)->attached();
+  });
+}
+
 std::optional<Status> Engine::WaitFailure(Duration bound) {
   return context_->failure.WaitCandidate(bound);
 }

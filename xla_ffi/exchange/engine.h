@@ -138,6 +138,8 @@ class Engine {
                                            const std::vector<const void*>& sends) {
     return on_streams_.Take(device_ordinal, plan, receives, sends);
   }
+  // Whether every peer that the plan receives from has connected.
+  bool PeersConnected(const DevicePlan& plan);
   void CountCopied() { copied_.fetch_add(1, std::memory_order_relaxed); }
 
   std::optional<Status> WaitFailure(Duration bound);

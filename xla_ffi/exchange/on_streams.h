@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "xla_ffi/exchange/exchange.h"
@@ -16,7 +15,7 @@
 namespace hetccl {
 
 // A ticket in device memory cannot be read, so done finds its exchange by device, plan and buffers.
-// Thread-safe; a leaf.
+// Thread-safe. Asks exchanges under its lock whether they are complete.
 class OnStreams {
  public:
   using Buffers = std::vector<BufferView>;
@@ -40,8 +39,8 @@ class OnStreams {
   };
 
   std::mutex mutex_;
-  // By device ordinal and plan, oldest first; guarded by mutex_.
-  std::map<std::pair<int, uint64_t>, std::deque<Started>> started_;
+  // By device ordinal and plan, oldest first, none empty; guarded by mutex_.
+  std::map<int, std::map<uint64_t, std::deque<Started>>> started_;
 };
 
 }  // namespace hetccl

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <thread>
 
 #include "xla_ffi/exchange/stream_world.h"
@@ -85,24 +87,58 @@ TEST_P(SectionTest, ASectionWaitsForTheHoldsThatItFinds) {
   Expect(2, swap);
 }
 
-TEST_P(SectionTest, SlotsComeWhileNothingIsHeld) {
+TEST_P(SectionTest, SlotsComeAndGoWhileNothingIsHeld) {
+  world_->AddSwap(1, "psum/data f32[20000]", kCount);
+  device::StreamSpace& space = left_->space();
+  std::unique_ptr<device::SlotMemory> pinned, on_device;
+  device::DmaBuf dmabuf;
+  const std::function<void()> changes[] = {
+      [&] { EXPECT_OK(space.Allocate(4096, &pinned)); },
+      [&] { EXPECT_OK(space.AllocateOnDevice(4096, &on_device, &dmabuf)); },
+      [&] { pinned.reset(); },
+      [&] { on_device.reset(); },
+  };
+  uint32_t index = 0;
+  for (const std::function<void()>& change : changes) {
+    const Call call{1, 5, index++};
+    DeviceProgram::Swap swap = left_->Make(1, kCount, 1);
+    EXPECT_OK(left_->Start(swap, call));
+    EXPECT_OK(left_->Done(swap));
+    control_.Set("memory_waits", 1);
+    std::atomic<bool> changed{false};
+    std::thread changing([&] {
+      change();
+      changed = true;
+    });
+    std::this_thread::sleep_for(milliseconds(50));
+    EXPECT_FALSE(changed) << "asked the driver while a stream was held";
+    control_.Set("memory_waits", 0);
+    Answer answer = Reply(call);
+    changing.join();
+    Expect(2, swap);
+  }
+}
+
+// The peer dials only now, behind a done that no section covers: its channel's slots wait until
+// nothing is held.
+TEST_P(SectionTest, DoneDoesNotHoldUpTheChannelThatItWaitsFor) {
+  Open(TestWorld::Quick());
+  device::Space& left = world_->engine(0).SpaceOf(0);
+  device::Space& right = world_->engine(1).SpaceOf(1);
+  world_->Connect(0, MakeWire(GetParam().wire, left, right));
   world_->AddSwap(1, "psum/data f32[20000]", kCount);
   DeviceProgram::Swap swap = left_->Make(1, kCount, 1);
   EXPECT_OK(left_->Start(swap, {1}));
-  EXPECT_OK(left_->Done(swap));
-  control_.Set("memory_waits", 1);
-  std::unique_ptr<device::SlotMemory> slots;
-  std::atomic<bool> opened{false};
-  std::thread opening([&] {
-    EXPECT_OK(left_->space().Allocate(4096, &slots));
-    opened = true;
+  Answer answer;
+  std::thread peer([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    world_->Connect(1, MakeWire(GetParam().wire, right, left));
+    answer = Reply({1});
   });
-  std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_FALSE(opened) << "asked the driver for memory while a stream was held";
-  control_.Set("memory_waits", 0);
-  Answer answer = Reply({1});
-  opening.join();
+  EXPECT_OK(left_->Done(swap));
+  peer.join();
   Expect(2, swap);
+  EXPECT_TRUE(world_->engine(0).failure().ok());
 }
 
 // What sections are for: without one the load and the held stream wait for each other, and the

@@ -98,9 +98,16 @@ void Failed::PoisonAndRelease(Hold* hold) const {
   }
   // Some more than the fill itself waits.
   const Duration bound = context->bounds.give_back + std::chrono::milliseconds(500);
+  // Several looks, half a second: a process that was stopped meanwhile gets time to go on.
+  constexpr int kLooks = 25;
+  int late_looks = 0;
+  int64_t seen = last_step->load();
   while (poisoned.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
-    const TimePoint step{Duration(last_step->load())};
-    if (Clock::now() - step < bound) continue;
+    const int64_t step = last_step->load();
+    const bool late = step == seen && Clock::now() - TimePoint(Duration(step)) >= bound;
+    seen = step;
+    late_looks = late ? late_looks + 1 : 0;
+    if (late_looks < kLooks) continue;
     EndProcess(context->failure.adopted(),
                "the driver of " + gpu->name() +
                    " does not return from a call that poisons what failed: something else waits "
@@ -142,11 +149,15 @@ Status GoOn(const Failed& failed, bool has_failed, device::Queue queue) {
 }
 
 // Holds the stream until the exchange is complete.
-Status HoldUntilComplete(Failed failed, device::Queue queue) {
+Status HoldUntilComplete(Engine& engine, Failed failed, device::Queue queue) {
   bool has_failed = false;
   if (failed.exchange->Complete(&has_failed)) return GoOn(failed, has_failed, queue);
   std::shared_ptr<Hold> hold;
-  if (Status status = failed.gpu->HoldQueue(queue, &hold); !status.ok()) return status;
+  // The slots of a channel that is still to come wait until no stream is held: a hold of the
+  // exchange that needs the channel would keep them away for good.
+  if (engine.PeersConnected(failed.exchange->plan())) {
+    if (Status status = failed.gpu->HoldQueue(queue, &hold); !status.ok()) return status;
+  }
   if (hold == nullptr) return GoOn(failed, AwaitOnHost(*failed.exchange), queue);
   const std::shared_ptr<Exchange> exchange = failed.exchange;
   auto waiter = [failed = std::move(failed), hold](bool exchange_failed) {
@@ -198,7 +209,7 @@ Status DoneOnStream(Engine& engine, const StreamDone& done) {
                 engine.options().exit_on_integer_failure};
   if (moved) failed.receives.clear();  // start's may be gone, done's are not the exchange's
   status = Pass(*gpu, done.passed, done.queue);
-  if (status.ok()) status = HoldUntilComplete(std::move(failed), done.queue);
+  if (status.ok()) status = HoldUntilComplete(engine, std::move(failed), done.queue);
   if (status.ok()) return moved ? Moved() : status;
   // Behind an error XLA frees the buffers, so nothing may touch them any more.
   engine.Fail(status);

@@ -1,7 +1,8 @@
 // What an exchange's custom calls do on a GPU, without XLA's call frames.
 //
 // They only queue work and return, but that `done` waits on the host while a section is open
-// (device/stream/exclusion.h). Ordering is the stream's: `start` leaves a mark in the stream of
+// (device/stream/exclusion.h) and while a peer that its exchange receives from has not connected.
+// Ordering is the stream's: `start` leaves a mark in the stream of
 // the program, behind which the proxy threads may touch the buffers; `done` leaves a hold there,
 // which the thread that ends the exchange's last part releases.
 //

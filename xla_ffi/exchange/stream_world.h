@@ -169,6 +169,11 @@ class StreamFixture : public ::testing::TestWithParam<Setup> {
                                                       : device::Vendor::kCuda;
   }
   void Connect(const EngineOptions& options) {
+    Open(options);
+    world_->Connect(GetParam().wire);
+  }
+  // Without channels.
+  void Open(const EngineOptions& options) {
     left_.reset();
     right_.reset();
     world_ = std::make_unique<TestWorld>(options, options);
@@ -184,7 +189,6 @@ class StreamFixture : public ::testing::TestWithParam<Setup> {
       (rank == 0 ? left_ : right_) =
           std::make_unique<DeviceProgram>(world_->engine(rank), space, rank);
     }
-    world_->Connect(GetParam().wire);
   }
 
   // One exchange of `count` floats, left's value against right's.

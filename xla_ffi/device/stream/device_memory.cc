@@ -11,6 +11,8 @@ class DeviceMemory final : public SlotMemory {
   DeviceMemory(std::shared_ptr<StreamSpace> space, void* data)
       : space_(std::move(space)), data_(data) {}
   ~DeviceMemory() override {
+    const Section section(&space_->exclusion_);
+    space_->AwaitRelease();
     const ScopedCurrent current(space_->gpu_);
     (void)space_->gpu_.MemFree(data_).ok();
   }
@@ -23,6 +25,8 @@ class DeviceMemory final : public SlotMemory {
 
 Status StreamSpace::AllocateOnDevice(size_t bytes, std::unique_ptr<SlotMemory>* memory,
                                      DmaBuf* dmabuf) {
+  const Section section(&exclusion_);
+  if (Status status = AwaitNoHold("allocating device memory"); !status.ok()) return status;
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
   allocations_.calls.fetch_add(1);

@@ -55,8 +55,8 @@ struct Allocations {
   std::atomic<int64_t> flags{0};
 };
 
-// Thread-safe. Never destroyed with marks in it, as streams of XLA may still have them queued. The
-// device must be current.
+// Thread-safe; with events it asks the driver under its lock. Never destroyed with marks in it, as
+// streams of XLA may still have them queued. The device must be current.
 class MarkPool {
  public:
   MarkPool(const Gpu& gpu, MarkKind kind, Allocations* allocations)

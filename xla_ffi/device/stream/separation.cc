@@ -134,6 +134,8 @@ Status StreamSpace::Passes(Stream stream, Duration bound, bool* passes) {
     status = marks_.Reached(*mark, passes);
     if (!*passes) Pause();
   }
+  // A process that was stopped past the bound has not looked since.
+  if (status.ok() && !*passes) status = marks_.Reached(*mark, passes);
   marks_.Release(mark);
   return status;
 }

@@ -18,7 +18,6 @@ constexpr int kMarks = 2048;
 constexpr int kFlags = 256;
 // Flags that are left to Separate: with host functions they come back a little later.
 constexpr size_t kSpareFlags = 4;
-constexpr auto kReleaseBound = std::chrono::seconds(10);
 
 // The device that MakeCurrent last made current on this thread; used on threads of ours only.
 thread_local const Gpu* entered = nullptr;
@@ -64,7 +63,7 @@ class PinnedMemory final : public SlotMemory {
       : space_(std::move(space)), data_(data), bytes_(bytes), own_(own) {}
   ~PinnedMemory() override {
     const Section section(&space_->exclusion_);
-    (void)space_->exclusion_.AwaitNoHold(kReleaseBound);  // or else the driver itself waits
+    space_->AwaitRelease();
     const ScopedCurrent current(space_->gpu_);
     Allocations& count = space_->allocations_;
     if (own_) {
@@ -205,6 +204,11 @@ Status StreamSpace::AwaitNoHold(const char* purpose) {
   if (exclusion_.AwaitNoHold(Duration(hold_bound_.load()))) return Status();
   return Status(ErrorKind::kTimeout, std::string(purpose) + " has to wait until no stream of " +
                                          gpu_.name() + " is held by an exchange, and one still is");
+}
+
+void StreamSpace::AwaitRelease() {
+  // Or else the driver itself waits.
+  (void)exclusion_.AwaitNoHold(std::chrono::seconds(10));
 }
 
 Status StreamSpace::Register(void* data, size_t bytes, std::unique_ptr<SlotMemory>* memory) {

@@ -96,8 +96,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   // can call the driver (loads of modules and kernels, allocations) would wait for a held stream,
   // and the copies that the stream is held for, for that call. Open a section around such calls.
   Exclusion& exclusion() { return exclusion_; }
-  // How long Register and Allocate wait in a section of theirs, which is longer than any exchange
-  // takes to end.
+  // How long Register, Allocate and AllocateOnDevice wait in a section of theirs, which is longer
+  // than any exchange takes to end.
   void SetHoldBound(Duration bound) { hold_bound_.store(bound.count()); }
 
   // A network card's writes into device memory can be seen by work that starts after this, where
@@ -117,6 +117,8 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
   Status Initialise();
   // For a section that is open; an error after the bound.
   Status AwaitNoHold(const char* purpose);
+  // The same before memory is given back, which cannot fail.
+  void AwaitRelease();
   // Uses each kind of work once: drivers load their kernels at the first use, which would wait for
   // streams that are held.
   Status WarmUp();

@@ -40,8 +40,8 @@ class Control {
   // A number of the twin. Before the first driver call: "devices" (2), "driver_version"; before the
   // first stream of a device, or after Reset: "queues" (8), its hardware queues. Any time:
   // "same_addresses" (0: registered memory has other addresses on the device), "jitter_us" (0: the
-  // most that each operation is delayed by chance), "memory_waits" (0; 1: allocations and
-  // registrations wait for the device as Load does).
+  // most that each operation is delayed by chance), "memory_waits" (0; 1: allocations,
+  // registrations and their ends wait for the device as Load does).
   // Every one can also come from the environment: TWIN_DEVICES and so on.
   void Set(const char* number, int64_t value) const {
     if (Function<int(const char*, int64_t)>("twin_set")(number, value) != 0) Fatal(number);

@@ -180,6 +180,7 @@ int HostFunction(Twin& twin, const char* call, Handle stream, void (*function)(v
 
 int Free(Twin& twin, void* address, bool host_memory) {
   if (address == nullptr) return host_memory ? kInvalidValue : kSuccess;
+  if (int code = WaitForMemory(twin)) return code;
   if (int code = twin.scheduler.SynchronizeDevice(CurrentDevice(twin))) return code;
   return twin.memory.Free(reinterpret_cast<uintptr_t>(address), host_memory);
 }
@@ -191,6 +192,7 @@ int Register(Twin& twin, void* base, size_t bytes) {
 }
 
 int Unregister(Twin& twin, void* base) {
+  if (int code = WaitForMemory(twin)) return code;
   if (int code = twin.scheduler.SynchronizeDevice(CurrentDevice(twin))) return code;
   return twin.memory.Unregister(base);
 }

@@ -78,7 +78,8 @@ int Admit(Twin& twin, const char* call, Needs needs);
 void PassContext(Twin& twin);
 // What a load of a module may do: takes the lock of the device's context until the device is idle.
 int WaitInContext(Twin& twin, int device);
-// The same where the number "memory_waits" asks for it: allocations and registrations may do so.
+// The same where the number "memory_waits" asks for it: allocations, registrations and their ends
+// may do so.
 int WaitForMemory(Twin& twin);
 
 template <typename Body>
