@@ -133,18 +133,26 @@ Status RdmaSender::Step(Progress* progress) {
   *progress = {};
   if (Status status = Poll(progress); !status.ok()) return status;
   progress->bytes += std::exchange(earlier_bytes_, 0);
-  if (stage_ == Stage::kIdle || line_.link().peer() != PeerState::kAlive) return Status();
-  if (Status status = source_.Pump(); !status.ok()) return status;
-  for (int i = 0; i < kWritesInStep && line_.queue_pair().room() > 1; ++i) {
-    bool posted = false;
-    if (Status status = PostNext(progress, &posted); !status.ok()) return status;
-    if (!posted) break;
+  if (stage_ == Stage::kIdle) return Status();
+  // A peer that has all of the message may leave before this side sees that its writes have ended.
+  if (line_.link().peer() == PeerState::kAlive) {
+    if (Status status = PostAll(progress); !status.ok()) return status;
   }
   progress->copying = source_.copying();
   progress->done = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ == 0;
   if (progress->done) {
     stage_ = Stage::kIdle;
     source_.Release();
+  }
+  return Status();
+}
+
+Status RdmaSender::PostAll(Progress* progress) {
+  if (Status status = source_.Pump(); !status.ok()) return status;
+  for (int i = 0; i < kWritesInStep && line_.queue_pair().room() > 1; ++i) {
+    bool posted = false;
+    if (Status status = PostNext(progress, &posted); !status.ok()) return status;
+    if (!posted) break;
   }
   return Status();
 }

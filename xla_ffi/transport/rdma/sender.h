@@ -61,6 +61,8 @@ class RdmaSender final : public Sender {
   Status Take(uint32_t immediate);
   Status TakeCredit(uint32_t value);
   Status TakeGrants(uint32_t count);
+  // Writes what can be written now, as far as one step may.
+  Status PostAll(Progress* progress);
   // Writes one piece if that can be done now.
   Status PostNext(Progress* progress, bool* posted);
   Status PostHeader(bool whole, Progress* progress, bool* posted);

@@ -1,0 +1,61 @@
+// How a channel between two real ports ends, in order or given up. Skipped where there are no
+// ports; see tests/rdma.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <thread>
+#include <vector>
+
+#include "xla_ffi/transport/rdma/policy.h"
+#include "xla_ffi/transport/rdma/test_channel.h"
+
+namespace hetccl::transport::rdma {
+namespace {
+
+class End : public Channel {
+ protected:
+  // Steps the receiver until it has the message that the sender has begun.
+  void Receive(std::vector<std::byte>* received) {
+    const TimePoint deadline = Clock::now() + kPatience;
+    const WireHeader* header = nullptr;
+    Progress progress;
+    while (header == nullptr && Clock::now() < deadline) {
+      ASSERT_TRUE(receiver_->Peek(&header).ok());
+    }
+    ASSERT_NE(header, nullptr);
+    received->resize(header->payload_bytes);
+    receiver_->Accept({{received->data(), received->size()}});
+    while (!progress.done && Clock::now() < deadline) {
+      ASSERT_TRUE(receiver_->Step(&progress).ok());
+      // It begins to write when it is told where to, and then sees no end of that before Receive's.
+      if (!sender_->peer_has_begun()) {
+        Progress unused;
+        ASSERT_TRUE(sender_->Step(&unused).ok());
+      }
+      std::this_thread::yield();
+    }
+    ASSERT_TRUE(progress.done);
+  }
+};
+
+TEST_F(End, AReceiverMayLeaveBeforeTheSenderSeesThatItIsDone) {
+  MakeBoth();
+  const std::vector<std::byte> bytes(kDirectFrom, std::byte{4});
+  std::vector<std::byte> received;
+  Begin(bytes);
+  Progress progress;
+  ASSERT_TRUE(sender_->Step(&progress).ok());
+  Receive(&received);
+  receiver_->SayGoodbye();
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (sender_->peer() == PeerState::kAlive && Clock::now() < deadline) sender_->OnReady();
+  ASSERT_EQ(sender_->peer(), PeerState::kGoodbye);
+  while (!progress.done && Clock::now() < deadline) {
+    ASSERT_TRUE(sender_->Step(&progress).ok());
+  }
+  EXPECT_TRUE(progress.done);
+  EXPECT_TRUE(received == bytes);
+}
+
+}  // namespace
+}  // namespace hetccl::transport::rdma
