@@ -1,6 +1,7 @@
 // How a channel between two real ports ends, in order or given up. Skipped where there are no
 // ports; see tests/rdma.
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <cstddef>
 #include <thread>
@@ -55,6 +56,30 @@ TEST_F(End, AReceiverMayLeaveBeforeTheSenderSeesThatItIsDone) {
   }
   EXPECT_TRUE(progress.done);
   EXPECT_TRUE(received == bytes);
+}
+
+TEST_F(End, AGoodbyeShowsBesideAMessage) {
+  MakeBoth();
+  ASSERT_FALSE(receiver_->ArmDoorbell());
+  const std::vector<std::byte> bytes(8);
+  Begin(bytes);
+  Progress progress;
+  while (!progress.done) ASSERT_TRUE(sender_->Step(&progress).ok());
+  sender_->SayGoodbye();
+  std::vector<pollfd> polled;
+  for (int fd : receiver_->poll_fds()) polled.push_back({fd, POLLIN, 0});
+  const TimePoint deadline = Clock::now() + kPatience;
+  for (pollfd& each : polled) {
+    while (::poll(&each, 1, 10) == 0 && Clock::now() < deadline) (void)sender_->Drained();
+    ASSERT_NE(each.revents & POLLIN, 0);
+  }
+  receiver_->OnReady();  // once for both
+  EXPECT_EQ(receiver_->peer(), PeerState::kGoodbye);
+  EXPECT_EQ(::poll(&polled[1], 1, 0), 0) << "the completion's event has been read";
+  const WireHeader* header = nullptr;
+  ASSERT_TRUE(receiver_->Peek(&header).ok());
+  EXPECT_NE(header, nullptr);
+  EXPECT_EQ(receiver_->peer(), PeerState::kAlive) << "what has arrived is still to be had";
 }
 
 }  // namespace

@@ -33,8 +33,10 @@ void Line::Refuse(Role role, const Status& status) {
 }
 
 void Line::OnReady() {
-  // The two descriptors become ready one by one, each with a call of this.
-  if (!queue_pair_->ReadEvent()) link_.Read();
+  // Either descriptor may be the ready one, and each tells it only once.
+  while (queue_pair_->ReadEvent()) {
+  }
+  link_.Read();
 }
 
 Status Line::Poll(std::vector<Completion>* completions) {
