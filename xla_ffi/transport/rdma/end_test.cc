@@ -82,5 +82,16 @@ TEST_F(End, AGoodbyeShowsBesideAMessage) {
   EXPECT_EQ(receiver_->peer(), PeerState::kAlive) << "what has arrived is still to be had";
 }
 
+TEST_F(End, GivingUpLeavesNothingToWaitFor) {
+  MakeBoth();
+  const std::vector<std::byte> bytes(1 << 20);
+  Begin(bytes);
+  Progress progress;
+  ASSERT_TRUE(sender_->Step(&progress).ok());  // the header is on its way
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (!sender_->Quiet() && Clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(sender_->Drained());
+}
+
 }  // namespace
 }  // namespace hetccl::transport::rdma

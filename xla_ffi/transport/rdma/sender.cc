@@ -273,9 +273,11 @@ bool RdmaSender::Quiet() {
 }
 
 bool RdmaSender::Drained() {
-  if (line_.link().peer() == PeerState::kLost) return true;
+  // A peer that is gone, in whatever way, takes nothing more.
+  if (line_.link().peer() != PeerState::kAlive) return true;
   Progress unused;
-  return !Poll(&unused).ok() || in_flight_.empty();
+  // Not in_flight_: giving a message up takes completions past it.
+  return !Poll(&unused).ok() || line_.queue_pair().writes() == 0;
 }
 
 }  // namespace hetccl::transport::rdma
