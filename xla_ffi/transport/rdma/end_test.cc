@@ -93,5 +93,44 @@ TEST_F(End, GivingUpLeavesNothingToWaitFor) {
   EXPECT_TRUE(sender_->Drained());
 }
 
+TEST_F(End, TheGoodbyeDoesNotOvertakeWhatTheNicStillSends) {
+  std::vector<std::byte> slots(4 * 4096);
+  // One receive, which the first message takes: the peer's NIC has the second one sent again.
+  MakeWithHandMade(1, [&](HandMade* peer) { peer->UseMemory(slots.data(), slots.size()); });
+  const TimePoint deadline = Clock::now() + kPatience;
+  const std::vector<std::byte> bytes(8);
+  std::vector<Completion> arrived;
+  Progress progress;
+  for (int i = 0; i < 2; ++i) {
+    Begin(bytes);
+    do {
+      ASSERT_TRUE(sender_->Step(&progress).ok());
+    } while (!progress.done);
+    // Not the line's Poll, which would post the receive anew.
+    while (arrived.empty() && Clock::now() < deadline) {
+      ASSERT_TRUE(peer_->line().queue_pair().Poll(&arrived).ok());
+    }
+  }
+  sender_->SayGoodbye();
+  ASSERT_FALSE(sender_->Drained());
+  Link& link = peer_->line().link();
+  link.Read();
+  EXPECT_EQ(link.peer(), PeerState::kAlive);
+  ASSERT_TRUE(peer_->line().queue_pair().PostReceives(1).ok());
+  while (!sender_->Drained() && Clock::now() < deadline) std::this_thread::yield();
+  ASSERT_TRUE(peer_->line().queue_pair().Poll(&arrived).ok());
+  EXPECT_EQ(arrived.size(), 2u);
+  link.Read();
+  EXPECT_EQ(link.peer(), PeerState::kGoodbye);
+}
+
+TEST_F(End, AGoodbyeWhoseTurnNeverCameIsSaidAtTheEnd) {
+  MakeBoth();
+  sender_->SayGoodbye();
+  sender_.reset();
+  receiver_->OnReady();
+  EXPECT_EQ(receiver_->peer(), PeerState::kGoodbye);
+}
+
 }  // namespace
 }  // namespace hetccl::transport::rdma

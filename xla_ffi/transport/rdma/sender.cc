@@ -17,6 +17,11 @@ constexpr int kWritesInStep = 16;
 
 }  // namespace
 
+RdmaSender::~RdmaSender() {
+  SendGoodbye();
+  line_.Close();
+}
+
 Status RdmaSender::Open(device::Space& space, const Staging& staging) {
   EndpointRecord mine;
   mine.role = Role::kSender;
@@ -273,11 +278,19 @@ bool RdmaSender::Quiet() {
 }
 
 bool RdmaSender::Drained() {
-  // A peer that is gone, in whatever way, takes nothing more.
-  if (line_.link().peer() != PeerState::kAlive) return true;
   Progress unused;
-  // Not in_flight_: giving a message up takes completions past it.
-  return !Poll(&unused).ok() || line_.queue_pair().writes() == 0;
+  // A peer that is gone, in whatever way, takes nothing more. Not in_flight_: giving a message up
+  // takes completions past it.
+  if (line_.link().peer() == PeerState::kAlive && Poll(&unused).ok() &&
+      line_.queue_pair().writes() > 0) {
+    return false;
+  }
+  SendGoodbye();
+  return true;
+}
+
+void RdmaSender::SendGoodbye() {
+  if (std::exchange(goodbye_pending_, false)) line_.link().SayGoodbye();
 }
 
 }  // namespace hetccl::transport::rdma

@@ -21,7 +21,7 @@ namespace hetccl::transport::rdma {
 class RdmaSender final : public Sender {
  public:
   RdmaSender(UniqueFd socket, const Options& options) : line_(std::move(socket), options) {}
-  ~RdmaSender() override { line_.Close(); }
+  ~RdmaSender() override;
   // Connects. Waits, bounded.
   Status Open(device::Space& space, const Staging& staging);
 
@@ -30,7 +30,8 @@ class RdmaSender final : public Sender {
   std::vector<int> poll_fds() const override { return line_.poll_fds(); }
   void OnReady() override { line_.OnReady(); }
   bool ArmDoorbell() override;
-  void SayGoodbye() override { line_.link().SayGoodbye(); }
+  // Takes its turn behind what the NIC still sends: the peer would take it for the end.
+  void SayGoodbye() override { goodbye_pending_ = true; }
   bool Quiet() override;
   bool Drained() override;
   Route route() const override;
@@ -55,6 +56,8 @@ class RdmaSender final : public Sender {
     uint32_t value = 0;
   };
 
+  // Sends the goodbye if it is still to be sent.
+  void SendGoodbye();
   Status Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine);
   // Takes in what has ended and what the peer says.
   Status Poll(Progress* progress);
@@ -89,6 +92,8 @@ class RdmaSender final : public Sender {
   std::deque<Grant> grants_;
   uint64_t grants_taken_ = 0;   // out of the board
   uint64_t grants_filled_ = 0;  // and written to, completely
+
+  bool goodbye_pending_ = false;
 
   // The message under way.
   Stage stage_ = Stage::kIdle;

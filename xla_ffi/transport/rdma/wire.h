@@ -11,8 +11,8 @@
 //    immediate kProbe, and wait for their own completion and for the other's immediate.
 // 4. Both send a verdict on the socket: 'K'; or 'F' and then a text of 1 to 255 bytes behind its
 //    length in one byte. Only after 'K' from both sides is the channel there.
-// From then on the socket carries no data: a side that closes sends 'G'; its end without a 'G'
-// means that the side died.
+// From then on the socket carries no data: a side that closes sends 'G', the sender only once all
+// of its writes have completed; its end without a 'G' means that the side died.
 //
 // Memory. The receiver's record describes its slots: `slots` of `slot_bytes` each, from `address`
 // on, key `rkey`. The sender's describes its SenderBoard, with the number of slots that it can use
