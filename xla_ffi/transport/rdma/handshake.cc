@@ -12,16 +12,20 @@
 namespace hetccl::transport::rdma {
 namespace {
 
+// The sender's last word comes at once, unless its process is stopped; its death shows at the
+// socket.
+constexpr Duration kLastWordBound = std::chrono::seconds(60);
+
 constexpr char kReady = 'R';
 constexpr char kWorks = 'K';
 constexpr char kFails = 'F';
 
-Status Wait(int socket, short events, TimePoint deadline, const char* what) {
+Status Wait(int socket, short events, TimePoint deadline, Duration bound, const char* what) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     if (left.count() <= 0) {
       return InternalError(std::string("the peer did not ") + what + " within " +
-                           std::to_string(static_cast<int>(ToSeconds(kHandshakeBound))) + " s");
+                           std::to_string(static_cast<int>(ToSeconds(bound))) + " s");
     }
     pollfd polled = {socket, events, 0};
     const int ready = ::poll(&polled, 1, static_cast<int>(left.count()));
@@ -39,7 +43,8 @@ Status Send(int socket, const void* data, size_t bytes) {
       at += sent;
       bytes -= static_cast<size_t>(sent);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      Status status = Wait(socket, POLLOUT, deadline, "take the handshake's bytes");
+      Status status =
+          Wait(socket, POLLOUT, deadline, kHandshakeBound, "take the handshake's bytes");
       if (!status.ok()) return status;
     } else if (errno != EINTR) {
       return InternalError(ErrnoMessage("the connection broke during the handshake", errno));
@@ -48,8 +53,9 @@ Status Send(int socket, const void* data, size_t bytes) {
   return Status();
 }
 
-Status Receive(int socket, void* data, size_t bytes, const char* what) {
-  const TimePoint deadline = Clock::now() + kHandshakeBound;
+Status Receive(int socket, void* data, size_t bytes, const char* what,
+               Duration bound = kHandshakeBound) {
+  const TimePoint deadline = Clock::now() + bound;
   char* at = static_cast<char*>(data);
   while (bytes > 0) {
     const ssize_t count = ::recv(socket, at, bytes, MSG_DONTWAIT);
@@ -59,7 +65,7 @@ Status Receive(int socket, void* data, size_t bytes, const char* what) {
     } else if (count == 0) {
       return InternalError("the peer closed the connection during the handshake");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (Status status = Wait(socket, POLLIN, deadline, what); !status.ok()) return status;
+      if (Status status = Wait(socket, POLLIN, deadline, bound, what); !status.ok()) return status;
     } else if (errno != EINTR) {
       return InternalError(ErrnoMessage("the connection broke during the handshake", errno));
     }
@@ -101,33 +107,43 @@ Status Probe(QueuePair* queue_pair, const void* probe, uint32_t lkey,
   return queue_pair->PostReceives(1);
 }
 
-// What one side found, and what the other did.
-Status Agree(int socket, const Status& mine) {
-  std::string verdict(1, kWorks);
-  if (!mine.ok()) {
-    const std::string text = mine.message().substr(0, 255);
-    verdict = std::string(1, kFails) + static_cast<char>(text.size()) + text;
-  }
-  if (Status status = Send(socket, verdict.data(), verdict.size()); !status.ok()) {
-    return mine.ok() ? status : mine;
-  }
-  char theirs = 0;
-  if (!mine.ok()) {
-    // Closing while the peer still sends would make a TCP drop what it was told.
-    (void)Receive(socket, &theirs, 1, "").ok();
-    return mine;
-  }
-  if (Status status = Receive(socket, &theirs, 1, "say that RDMA works"); !status.ok()) {
-    return status;
-  }
-  if (theirs == kWorks) return Status();
+// The reason behind the peer's 'F'.
+Status ReceiveReason(int socket) {
   unsigned char size = 0;
   char text[256] = {};
-  if (theirs != kFails || !Receive(socket, &size, 1, "say why").ok() ||
-      !Receive(socket, text, size, "say why").ok()) {
+  if (!Receive(socket, &size, 1, "say why").ok() || !Receive(socket, text, size, "say why").ok()) {
     return InternalError("the peer's handshake failed");
   }
   return InternalError("at the peer: " + std::string(text, size));
+}
+
+// Fails with `mine`, of which the peer is told.
+Status GiveUp(int socket, const Status& mine) {
+  const std::string text = mine.message().substr(0, 255);
+  const std::string verdict = std::string(1, kFails) + static_cast<char>(text.size()) + text;
+  char theirs = 0;
+  // Closing while the peer still sends would make a TCP drop what it was told.
+  if (Send(socket, verdict.data(), verdict.size()).ok()) (void)Receive(socket, &theirs, 1, "").ok();
+  return mine;
+}
+
+Status ReceiveVerdict(int socket, Duration bound) {
+  char theirs = 0;
+  Status status = Receive(socket, &theirs, 1, "say that RDMA works", bound);
+  if (!status.ok()) return status;
+  if (theirs == kFails) return ReceiveReason(socket);
+  return theirs == kWorks ? Status() : InternalError("the peer's handshake is not that of wire.h");
+}
+
+// Behind a probe that worked. The sender decides: once it has said that the channel is there
+// nothing can fail at it any more, so the receiver waits for its word as long as the socket lives.
+Status Agree(int socket, Role mine) {
+  if (mine == Role::kSender) {
+    Status status = ReceiveVerdict(socket, kHandshakeBound);
+    return status.ok() ? Send(socket, &kWorks, 1) : status;
+  }
+  if (Status status = Send(socket, &kWorks, 1); !status.ok()) return status;
+  return ReceiveVerdict(socket, kLastWordBound);
 }
 
 }  // namespace
@@ -141,20 +157,15 @@ Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, 
   if (status.ok()) status = CheckRecord(*theirs, mine.role);
   if (!status.ok()) return status;
   status = queue_pair->Connect(mine, *theirs);
-  if (!status.ok()) return Agree(socket, status);
+  if (!status.ok()) return GiveUp(socket, status);
   if (status = Send(socket, &kReady, 1); !status.ok()) return status;
   char ready = 0;
   status = Receive(socket, &ready, 1, "get its queue pair ready");
   if (!status.ok()) return status;
-  if (ready == kFails) {
-    unsigned char size = 0;
-    char text[256] = {};
-    if (Receive(socket, &size, 1, "say why").ok())
-      (void)Receive(socket, text, size, "say why").ok();
-    return InternalError("at the peer: " + std::string(text, size));
-  }
+  if (ready == kFails) return ReceiveReason(socket);
   if (ready != kReady) return InternalError("the peer's handshake is not that of wire.h");
-  return Agree(socket, Probe(queue_pair, probe, probe_lkey, *theirs));
+  status = Probe(queue_pair, probe, probe_lkey, *theirs);
+  return status.ok() ? Agree(socket, mine.role) : GiveUp(socket, status);
 }
 
 void Refuse(int socket, Role mine, const std::string& reason) {

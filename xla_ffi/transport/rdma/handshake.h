@@ -16,7 +16,7 @@ inline constexpr Duration kHandshakeBound = std::chrono::seconds(5);
 
 // Connects the queue pair, whose receives are posted, and probes it both ways. `probe`: 8
 // registered bytes that are written to the peer. Waits; not for a proxy thread. Either both sides
-// succeed or both fail, unless the socket breaks in between.
+// succeed or both fail, unless the socket breaks behind the sender's last byte.
 Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, const void* probe,
                  uint32_t probe_lkey, EndpointRecord* theirs);
 

@@ -29,11 +29,7 @@ Status RdmaSender::Open(device::Space& space, const Staging& staging) {
     line_.Refuse(Role::kSender, status);
     return status;
   }
-  Status status = line_.Meet(mine, &board_.unused, board_registration_->lkey());
-  if (!status.ok()) return status;
-  outgoing_.resize(line_.slots());
-  return line_.device()->Register(outgoing_.data(), outgoing_.size() * sizeof(Outgoing),
-                                  abi::kAccessLocalWrite, &outgoing_registration_);
+  return line_.Meet(mine, &board_.unused, board_registration_->lkey());
 }
 
 Status RdmaSender::Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine) {
@@ -44,6 +40,10 @@ Status RdmaSender::Allocate(device::Space& space, const Staging& staging, Endpoi
   status = line_.device()->Register(&board_, sizeof(board_),
                                     abi::kAccessLocalWrite | abi::kAccessRemoteWrite,
                                     &board_registration_);
+  if (!status.ok()) return status;
+  outgoing_.resize(staging.slots);
+  status = line_.device()->Register(outgoing_.data(), outgoing_.size() * sizeof(Outgoing),
+                                    abi::kAccessLocalWrite, &outgoing_registration_);
   if (!status.ok()) return status;
   mine->address = reinterpret_cast<uint64_t>(&board_);
   mine->rkey = board_registration_->rkey();

@@ -58,6 +58,7 @@ class RdmaSender final : public Sender {
 
   // Sends the goodbye if it is still to be sent.
   void SendGoodbye();
+  // All that can fail on this side alone, and so before the handshake.
   Status Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine);
   // Takes in what has ended and what the peer says.
   Status Poll(Progress* progress);

@@ -10,7 +10,10 @@
 // 3. After the other's 'R', both write 8 bytes to the other's `address` + kProbeOffset with
 //    immediate kProbe, and wait for their own completion and for the other's immediate.
 // 4. Both send a verdict on the socket: 'K'; or 'F' and then a text of 1 to 255 bytes behind its
-//    length in one byte. Only after 'K' from both sides is the channel there.
+//    length in one byte. The receiver sends its 'K' first, and waits for the sender's as long as
+//    the socket is there; the sender sends its own as the last step, only after the receiver's and
+//    with nothing behind it that may fail. So 'K' from both sides means a channel, to both; an 'F'
+//    may come at any time.
 // From then on the socket carries no data: a side that closes sends 'G', the sender only once all
 // of its writes have completed; its end without a 'G' means that the side died.
 //
