@@ -512,6 +512,9 @@ def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
         def close(self) -> None:
             pass
 
+        def join(self) -> None:
+            pass
+
     made = Channels(Engine(), None, None, Quiet(), {}, lambda *_: None)  # type: ignore[arg-type]
     first, second = os.pipe(), os.pipe()
     before = time.monotonic()
