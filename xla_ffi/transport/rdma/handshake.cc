@@ -148,11 +148,13 @@ Status Agree(int socket, Role mine) {
 
 }  // namespace
 
-Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, const void* probe,
-                 uint32_t probe_lkey, EndpointRecord* theirs) {
+Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
+                 const EndpointRecord& mine, const void* probe, uint32_t probe_lkey,
+                 EndpointRecord* theirs) {
   // A peer that refuses may have closed already, and its reason is worth more than that.
   const Status sent = Send(socket, &mine, sizeof(mine));
-  Status status = Receive(socket, theirs, sizeof(*theirs), "send its endpoint record");
+  Status status =
+      Receive(socket, theirs, sizeof(*theirs), "send its endpoint record", options.patience);
   if (!sent.ok() && !status.ok()) return sent;
   if (status.ok()) status = CheckRecord(*theirs, mine.role);
   if (!status.ok()) return status;
@@ -168,7 +170,7 @@ Status Handshake(int socket, QueuePair* queue_pair, const EndpointRecord& mine, 
   return status.ok() ? Agree(socket, mine.role) : GiveUp(socket, status);
 }
 
-void Refuse(int socket, Role mine, const std::string& reason) {
+void Refuse(int socket, const Options& options, Role mine, const std::string& reason) {
   EndpointRecord record;
   record.record_bytes = sizeof(record);
   record.role = mine;
@@ -177,7 +179,7 @@ void Refuse(int socket, Role mine, const std::string& reason) {
   EndpointRecord theirs;
   if (!Send(socket, &record, sizeof(record)).ok()) return;
   // As above, so that the reason arrives.
-  (void)Receive(socket, &theirs, sizeof(theirs), "").ok();
+  (void)Receive(socket, &theirs, sizeof(theirs), "", options.patience).ok();
 }
 
 }  // namespace hetccl::transport::rdma

@@ -23,13 +23,14 @@ Status Line::Open(const QueuePair::Depths& depths, EndpointRecord* mine) {
 }
 
 Status Line::Meet(const EndpointRecord& mine, const void* probe, uint32_t probe_lkey) {
-  Status status = Handshake(link_.fd(), queue_pair_.get(), mine, probe, probe_lkey, &theirs_);
+  Status status =
+      Handshake(link_.fd(), options_, queue_pair_.get(), mine, probe, probe_lkey, &theirs_);
   slots_ = std::min(mine.slots, theirs_.slots);
   return status;
 }
 
 void Line::Refuse(Role role, const Status& status) {
-  rdma::Refuse(link_.fd(), role, status.message());
+  rdma::Refuse(link_.fd(), options_, role, status.message());
 }
 
 void Line::OnReady() {
