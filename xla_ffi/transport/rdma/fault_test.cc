@@ -2,11 +2,14 @@
 // Skipped where there are no ports; see tests/rdma.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -142,6 +145,45 @@ TEST_F(Fault, APeerMayTakeLongToMakeItsMemory) {
   other.join();
   EXPECT_TRUE(sent.ok()) << sent.message();
   EXPECT_TRUE(received.ok()) << received.message();
+}
+
+// A peer that keeps to the handshake up to the probe, which ours does not get, and then does this.
+class FaultDuringTheProbe : public Channel {
+ protected:
+  Status WithPeerThat(const std::function<void(int socket)>& ends) {
+    std::vector<std::byte> slots(4 * 4096);
+    peer_ = std::make_unique<HandMade>(::dup(there_.get()), ports_[1]);
+    Status sent;
+    std::thread other([&] { sent = MakeOurSender(); });
+    EXPECT_TRUE(peer_->Open(8).ok());
+    peer_->UseMemory(slots.data(), slots.size());
+    EndpointRecord theirs;
+    EndpointRecord& record = peer_->record();
+    EXPECT_EQ(::send(there_.get(), &record, sizeof(record), 0), ssize_t{sizeof(record)});
+    EXPECT_EQ(::recv(there_.get(), &theirs, sizeof(theirs), MSG_WAITALL), ssize_t{sizeof(theirs)});
+    EXPECT_TRUE(peer_->line().queue_pair().Connect(record, theirs).ok());
+    char ready = 'R';
+    EXPECT_EQ(::send(there_.get(), &ready, 1, 0), 1);
+    EXPECT_EQ(::recv(there_.get(), &ready, 1, MSG_WAITALL), 1);
+    const TimePoint begin = Clock::now();
+    ends(there_.get());
+    other.join();
+    EXPECT_LT(ToSeconds(Clock::now() - begin), 2);
+    return sent;
+  }
+};
+
+TEST_F(FaultDuringTheProbe, ThePeersReasonEndsIt) {
+  const Status status = WithPeerThat([](int socket) {
+    EXPECT_EQ(::send(socket, "F\x04late", 6, 0), 6);
+    ::shutdown(socket, SHUT_WR);
+  });
+  EXPECT_NE(status.message().find("at the peer: late"), std::string::npos) << status.message();
+}
+
+TEST_F(FaultDuringTheProbe, ThePeersEndEndsIt) {
+  const Status status = WithPeerThat([](int socket) { ::shutdown(socket, SHUT_RDWR); });
+  EXPECT_NE(status.message().find("closed the connection"), std::string::npos) << status.message();
 }
 
 TEST_F(Fault, APeerThatEndsBeforeItsRecordShowsAtOnce) {

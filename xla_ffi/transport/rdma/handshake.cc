@@ -1,7 +1,6 @@
 #include "xla_ffi/transport/rdma/handshake.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,6 +14,9 @@ namespace {
 // The sender's last word comes at once, unless its process is stopped; its death shows at the
 // socket.
 constexpr Duration kLastWordBound = std::chrono::seconds(60);
+
+// Between two looks at the completion queue.
+constexpr int kLookMs = 1;
 
 constexpr char kReady = 'R';
 constexpr char kWorks = 'K';
@@ -73,14 +75,43 @@ Status Receive(int socket, void* data, size_t bytes, const char* what,
   return Status();
 }
 
+// The reason behind the peer's 'F'.
+Status ReceiveReason(int socket) {
+  unsigned char size = 0;
+  char text[256] = {};
+  if (!Receive(socket, &size, 1, "say why").ok() || !Receive(socket, text, size, "say why").ok()) {
+    return InternalError("the peer's handshake failed");
+  }
+  return InternalError("at the peer: " + std::string(text, size));
+}
+
+// Waits a little for the peer's verdict, and fails if that is the end. Leaves a good one where it
+// is.
+Status LookForTheEnd(int socket, bool* said) {
+  pollfd polled = {socket, POLLIN, 0};
+  // Once it has spoken the socket stays readable.
+  if (::poll(&polled, *said ? 0 : 1, kLookMs) <= 0) return Status();
+  char verdict = 0;
+  const ssize_t count = ::recv(socket, &verdict, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (count == 0) return InternalError("the peer closed the connection during the handshake");
+  if (count < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Status();
+    return InternalError(ErrnoMessage("the connection broke during the handshake", errno));
+  }
+  *said = true;
+  if (verdict != kFails) return Status();
+  (void)Receive(socket, &verdict, 1, "").ok();
+  return ReceiveReason(socket);
+}
+
 // One write each way.
-Status Probe(QueuePair* queue_pair, const void* probe, uint32_t lkey,
+Status Probe(int socket, QueuePair* queue_pair, const void* probe, uint32_t lkey,
              const EndpointRecord& theirs) {
   Write write = {probe, lkey, 8, theirs.address + kProbeOffset, theirs.rkey};
   write.has_immediate = true;
   write.immediate = Pack(Immediate::kProbe, 0);
   if (Status status = queue_pair->Post(write); !status.ok()) return status;
-  bool sent = false, received = false;
+  bool sent = false, received = false, said = false;
   std::vector<Completion> completions;
   const TimePoint deadline = Clock::now() + kHandshakeBound;
   while (!sent || !received) {
@@ -102,19 +133,14 @@ Status Probe(QueuePair* queue_pair, const void* probe, uint32_t lkey,
           " s; is there a route between the two NICs, and RoCE (UDP port 4791) "
           "let through?");
     }
-    if (completions.empty()) ::sched_yield();
+    if (!completions.empty()) continue;
+    if (Status end = LookForTheEnd(socket, &said); !end.ok()) {
+      // What the NIC says here is the better reason.
+      Status status = queue_pair->Poll(&completions);
+      return status.ok() ? end : status;
+    }
   }
   return queue_pair->PostReceives(1);
-}
-
-// The reason behind the peer's 'F'.
-Status ReceiveReason(int socket) {
-  unsigned char size = 0;
-  char text[256] = {};
-  if (!Receive(socket, &size, 1, "say why").ok() || !Receive(socket, text, size, "say why").ok()) {
-    return InternalError("the peer's handshake failed");
-  }
-  return InternalError("at the peer: " + std::string(text, size));
 }
 
 // Fails with `mine`, of which the peer is told.
@@ -166,7 +192,7 @@ Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
   if (!status.ok()) return status;
   if (ready == kFails) return ReceiveReason(socket);
   if (ready != kReady) return InternalError("the peer's handshake is not that of wire.h");
-  status = Probe(queue_pair, probe, probe_lkey, *theirs);
+  status = Probe(socket, queue_pair, probe, probe_lkey, *theirs);
   return status.ok() ? Agree(socket, mine.role) : GiveUp(socket, status);
 }
 
