@@ -57,6 +57,24 @@ TEST_F(Fault, AWrongKeyOfAGrantBreaksTheChannel) {
   EXPECT_EQ(target[0], std::byte{0});
 }
 
+TEST_F(Fault, AGrantBeyondTheMessageIsCorrupt) {
+  std::vector<std::byte> slots(4 * 4096), target(1 << 20);
+  MakeWithHandMade(8, [&](HandMade* peer) {
+    peer->UseMemory(slots.data(), slots.size());
+    peer->record().flags = kGrantsMemory;
+  });
+  const std::vector<std::byte> bytes(1 << 20, std::byte{1});
+  Begin(bytes);
+  Progress progress;
+  ASSERT_TRUE(sender_->Step(&progress).ok());
+  ASSERT_TRUE(
+      peer_->Offer({reinterpret_cast<uint64_t>(target.data()), 0x123456, (1 << 20) + 1}).ok());
+  const Status status = SenderFails();
+  EXPECT_EQ(status.kind(), ErrorKind::kCorrupt);
+  EXPECT_NE(status.message().find("more memory than the message fills"), std::string::npos)
+      << status.message();
+}
+
 TEST_F(Fault, APeerWithoutReceivesIsTold) {
   std::vector<std::byte> slots(4 * 4096);
   // One for the probe, which is posted anew, and takes the first message.

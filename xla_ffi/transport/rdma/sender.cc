@@ -66,6 +66,7 @@ void RdmaSender::Begin(const WireHeader& header, ConstPayload payload) {
   header_ = header;
   whole_ = kPayloadOffset + total <= theirs.slot_bytes && (!grants || total < kDirectFrom);
   use_slots_ = !grants;
+  ungranted_ = grants && !whole_ ? total : 0;
   peer_has_begun_ = false;
   first_slot_ = sent_slots_;
   in_target_ = 0;
@@ -128,6 +129,10 @@ Status RdmaSender::TakeGrants(uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
     const Grant grant = board_.grants[grants_taken_++ % kGrants];
     if (grant.bytes == 0) return Status(ErrorKind::kCorrupt, "the receiver granted no memory");
+    if (grant.bytes > ungranted_) {
+      return Status(ErrorKind::kCorrupt, "the receiver granted more memory than the message fills");
+    }
+    ungranted_ -= grant.bytes;
     grants_.push_back(grant);
   }
   peer_has_begun_ = true;
@@ -146,6 +151,10 @@ Status RdmaSender::Step(Progress* progress) {
   progress->copying = source_.copying();
   progress->done = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ == 0;
   if (progress->done) {
+    if (!grants_.empty()) {
+      return Status(ErrorKind::kCorrupt,
+                    "the receiver granted memory for bytes that came in slots");
+    }
     stage_ = Stage::kIdle;
     source_.Release();
   }

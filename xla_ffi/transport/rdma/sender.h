@@ -104,6 +104,7 @@ class RdmaSender final : public Sender {
   bool use_slots_ = false;  // what has no grant goes into slots
   bool peer_has_begun_ = false;
   uint64_t first_slot_ = 0;
+  size_t ungranted_ = 0;      // payload bytes that grants may still be for
   size_t in_target_ = 0;      // bytes already written to the target
   size_t reading_ = 0;        // writes under way from the payload's own memory
   size_t earlier_bytes_ = 0;  // sent, and not reported by a step yet

@@ -35,7 +35,8 @@
 // From the receiver, into the sender's board:
 //   kCredit   `freed` was advanced to the number of slots emptied so far. value: that, mod 2^28
 //   kGrant    grants were added in their order, the g-th at grants[g % kGrants]. value: how many.
-//             At most kGrants are not filled at any time.
+//             At most kGrants are not filled at any time, and together they are no larger than the
+//             payload of the message under way.
 //   kUseSlots what no grant covers of the message under way is to come in slots. value: 0
 //
 // After kHeader the sender looks at the receiver's record: without kGrantsMemory the payload
