@@ -106,14 +106,14 @@ Status LookForTheEnd(int socket, bool* said) {
 
 // One write each way.
 Status Probe(int socket, QueuePair* queue_pair, const void* probe, uint32_t lkey,
-             const EndpointRecord& theirs) {
+             const EndpointRecord& theirs, Duration bound) {
   Write write = {probe, lkey, 8, theirs.address + kProbeOffset, theirs.rkey};
   write.has_immediate = true;
   write.immediate = Pack(Immediate::kProbe, 0);
   if (Status status = queue_pair->Post(write); !status.ok()) return status;
   bool sent = false, received = false, said = false;
   std::vector<Completion> completions;
-  const TimePoint deadline = Clock::now() + kHandshakeBound;
+  const TimePoint deadline = Clock::now() + bound;
   while (!sent || !received) {
     completions.clear();
     if (Status status = queue_pair->Poll(&completions); !status.ok()) return status;
@@ -129,7 +129,7 @@ Status Probe(int socket, QueuePair* queue_pair, const void* probe, uint32_t lkey
       return InternalError(
           queue_pair->where() + ": a probe of 8 bytes " +
           (sent ? "from the peer did not arrive" : "to the peer was not acknowledged") +
-          " within " + std::to_string(static_cast<int>(ToSeconds(kHandshakeBound))) +
+          " within " + std::to_string(static_cast<int>(ToSeconds(bound))) +
           " s; is there a route between the two NICs, and RoCE (UDP port 4791) "
           "let through?");
     }
@@ -161,18 +161,25 @@ Status ReceiveVerdict(int socket, Duration bound) {
   return theirs == kWorks ? Status() : InternalError("the peer's handshake is not that of wire.h");
 }
 
-// Behind a probe that worked. The sender decides: once it has said that the channel is there
-// nothing can fail at it any more, so the receiver waits for its word as long as the socket lives.
-Status Agree(int socket, Role mine) {
+// Behind a probe that worked; the peer's may still take `bound`. The sender decides: once it has
+// said that the channel is there nothing can fail at it any more, so the receiver waits for its
+// word as long as the socket lives.
+Status Agree(int socket, Role mine, Duration bound) {
   if (mine == Role::kSender) {
-    Status status = ReceiveVerdict(socket, kHandshakeBound);
+    Status status = ReceiveVerdict(socket, bound + kHandshakeBound);
     return status.ok() ? Send(socket, &kWorks, 1) : status;
   }
   if (Status status = Send(socket, &kWorks, 1); !status.ok()) return status;
-  return ReceiveVerdict(socket, kLastWordBound);
+  return ReceiveVerdict(socket, bound + kLastWordBound);
 }
 
 }  // namespace
+
+Duration ProbeBound(int timeout) {
+  constexpr Duration kMost = std::chrono::seconds(60);
+  const Duration bound = 2 * 4 * std::chrono::nanoseconds(4096) * (int64_t{1} << timeout);
+  return std::clamp<Duration>(bound, kHandshakeBound, kMost);
+}
 
 Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
                  const EndpointRecord& mine, const void* probe, uint32_t probe_lkey,
@@ -192,8 +199,9 @@ Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
   if (!status.ok()) return status;
   if (ready == kFails) return ReceiveReason(socket);
   if (ready != kReady) return InternalError("the peer's handshake is not that of wire.h");
-  status = Probe(socket, queue_pair, probe, probe_lkey, *theirs);
-  return status.ok() ? Agree(socket, mine.role) : GiveUp(socket, status);
+  const Duration bound = ProbeBound(options.timeout);
+  status = Probe(socket, queue_pair, probe, probe_lkey, *theirs, bound);
+  return status.ok() ? Agree(socket, mine.role, bound) : GiveUp(socket, status);
 }
 
 void Refuse(int socket, const Options& options, Role mine, const std::string& reason) {

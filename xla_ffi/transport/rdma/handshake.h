@@ -16,6 +16,11 @@ namespace hetccl::transport::rdma {
 // Options::patience.
 inline constexpr Duration kHandshakeBound = std::chrono::seconds(5);
 
+// How long a probe may take: a packet that is lost is sent again only after the NIC's time-out, or
+// up to four times that (NICs may round it up), and twice that leaves room for one more. At least
+// kHandshakeBound, at most a minute. `timeout`: of Options.
+Duration ProbeBound(int timeout);
+
 // Connects the queue pair, whose receives are posted, and probes it both ways. `probe`: 8
 // registered bytes that are written to the peer. Waits; not for a proxy thread. Either both sides
 // succeed or both fail, unless the socket breaks behind the sender's last byte.
