@@ -173,17 +173,8 @@ Status Agree(int socket, Role mine, Duration bound) {
   return ReceiveVerdict(socket, bound + kLastWordBound);
 }
 
-}  // namespace
-
-Duration ProbeBound(int timeout) {
-  constexpr Duration kMost = std::chrono::seconds(60);
-  const Duration bound = 2 * 4 * std::chrono::nanoseconds(4096) * (int64_t{1} << timeout);
-  return std::clamp<Duration>(bound, kHandshakeBound, kMost);
-}
-
-Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
-                 const EndpointRecord& mine, const void* probe, uint32_t probe_lkey,
-                 EndpointRecord* theirs) {
+Status Meet(int socket, const Options& options, QueuePair* queue_pair, const EndpointRecord& mine,
+            const void* probe, uint32_t probe_lkey, EndpointRecord* theirs) {
   // A peer that refuses may have closed already, and its reason is worth more than that.
   const Status sent = Send(socket, &mine, sizeof(mine));
   Status status =
@@ -202,6 +193,23 @@ Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
   const Duration bound = ProbeBound(options.timeout);
   status = Probe(socket, queue_pair, probe, probe_lkey, *theirs, bound);
   return status.ok() ? Agree(socket, mine.role, bound) : GiveUp(socket, status);
+}
+
+}  // namespace
+
+Duration ProbeBound(int timeout) {
+  constexpr Duration kMost = std::chrono::seconds(60);
+  const Duration bound = 2 * 4 * std::chrono::nanoseconds(4096) * (int64_t{1} << timeout);
+  return std::clamp<Duration>(bound, kHandshakeBound, kMost);
+}
+
+Status Handshake(int socket, const Options& options, QueuePair* queue_pair,
+                 const EndpointRecord& mine, const void* probe, uint32_t probe_lkey,
+                 EndpointRecord* theirs) {
+  const Status status = Meet(socket, options, queue_pair, mine, probe, probe_lkey, theirs);
+  // What the queue pair reports names itself already.
+  if (status.ok() || status.message().rfind(queue_pair->where(), 0) == 0) return status;
+  return Status(status.kind(), queue_pair->where() + ": " + status.message());
 }
 
 void Refuse(int socket, const Options& options, Role mine, const std::string& reason) {
