@@ -289,6 +289,7 @@ def form(
     listening, reach = channels.listeners(config)
     with contextlib.ExitStack() as undo:  # if anything fails, the latest first, as `World.close` does
         acceptor = Acceptor(listening)
+        undo.callback(_end, "taking channels", acceptor.join)
         undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
         agree = {"HETCCL_BUCKET_MB": config.bucket_mb, "HETCCL_AXES": sorted(config.axes)}

@@ -178,8 +178,9 @@ class Channels(AcceptorHooks):
         self._taker.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> None:
-        """Waits for a channel that was still being taken; once the engine is closed, which ends what that waits for."""
+        """Waits for channels still being taken or set up; once the engine is closed, which ends what they wait for."""
         self._taker.shutdown()
+        self._acceptor.join()
 
     # --- AcceptorHooks, on the accept thread -------------------------------------------------
 

@@ -505,6 +505,9 @@ class _Quiet:
     def close(self) -> None:
         pass
 
+    def join(self) -> None:
+        pass
+
 
 def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
     """A GPU's slots wait for exchanges, and those may wait for a peer that opens its next channel here."""

@@ -130,6 +130,8 @@ class World:
             each.close()
         for engine in self.engines.values():
             engine.close()
+        for each in self.channels.values():
+            each.join()
         self.meeting.__exit__()
 
 
@@ -307,6 +309,38 @@ def test_closing_ends_what_is_being_set_up(start):
     began = time.monotonic()
     world.channels["right/0"].close()
     assert time.monotonic() - began < Engine.PATIENCE / 2
+    for fd in fds:
+        os.close(fd)
+
+
+class Held(Engine):
+    """Waits for a section of a GPU, which its close ends and not the stream's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = threading.Event()
+
+    def _agree(self, stream: socket.socket, outgoing: bool) -> None:
+        self.closed.wait(20)
+        raise RuntimeError("hetccl: the world was shut down")
+
+    def close(self) -> None:
+        self.closed.set()
+        super().close()
+
+
+def test_closing_does_not_wait_for_what_only_the_engine_ends(start):
+    held = Held()
+    world = start(engines={"left/0": Engine(), "right/0": held})
+    fds = dial(world, PAIRS[:1])
+    assert until(lambda: held.tried == 1)
+    began = time.monotonic()
+    world.channels["right/0"].close()
+    assert time.monotonic() - began < Engine.PATIENCE / 2
+    assert not held.closed.is_set()
+    held.close()
+    world.channels["right/0"].join()
+    assert not world.channels["right/0"]._being_set_up
     for fd in fds:
         os.close(fd)
 

@@ -185,6 +185,7 @@ int Run(const std::string& from, const std::string& to, int gid_index) {
   rdma::Options options;
   options.gid_index = gid_index;
   options.timeout = 14;
+  options.retry_count = 6;
   const pid_t child = ::fork();
   if (child < 0) return 1;
   End end;

@@ -148,7 +148,10 @@ def mismatch(one: Port, other: Port) -> str:
         return f"{one.name} is {one.link_layer}, {other.name} {other.link_layer}"
     assert one.gid and other.gid
     if one.gid.speaks != other.gid.speaks:
-        return f"{one.name} speaks {one.gid.speaks}, {other.name} {other.gid.speaks}"
+        return (
+            f"{one.name} speaks {one.gid.speaks}, {other.name} {other.gid.speaks}; "
+            "HETCCL_IB_GID_INDEX takes another of a port's GIDs"
+        )
     if one.link_layer == "InfiniBand" and _subnet(one.gid) != _subnet(other.gid):
         return f"{one.name} and {other.name} are in different InfiniBand subnets"
     return ""

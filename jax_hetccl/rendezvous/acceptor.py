@@ -120,6 +120,10 @@ class Acceptor:
                 os.close(self._wake)
             self._setups.close()
 
+    def join(self) -> None:
+        """Waits for the set-ups that `close` ended; once the engine is closed, for which they may wait."""
+        self._setups.join()
+
     # --- the accept thread -------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -47,12 +47,16 @@ class Setups:
         future.add_done_callback(lambda _: self._forget(sock))  # also if it is cancelled
 
     def close(self) -> None:
-        """Ends the streams of what is being set up, and waits until that has noticed."""
+        """Ends the streams of what is being set up; does not wait until that has noticed (`join`)."""
         with self._lock:
             for sock in self._sockets:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        """Waits for what `close` ended. What is set up may also wait for the engine, so close that first."""
+        self._pool.shutdown()
 
     def _set_up(self, sock: socket.socket, greeting: bytes, act: Callable[[list[int]], None]) -> None:
         try:

@@ -20,5 +20,7 @@ run() {
 }
 run testing/conformance_test --gtest_filter='*rdma*' "$@"
 run rdma/fault_test "$@"
+run rdma/memory_test "$@"
+run rdma/end_test "$@"
 run rdma/device_slots_test "$@"
 exit $failed

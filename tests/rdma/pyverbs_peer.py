@@ -125,7 +125,17 @@ class End:
         self.posted = self.completed = 0
 
     def connect(self, receives: int) -> None:
-        """The handshake, up to both verdicts."""
+        """The handshake, up to both verdicts: the receiver's comes first."""
+        self.probe(receives)
+        if self.mine.role == RECEIVER:
+            self.stream.sendall(b"K")
+        verdict = self.read(1)
+        assert verdict == b"K", self.read(self.read(1)[0])
+        if self.mine.role == SENDER:
+            self.stream.sendall(b"K")
+
+    def probe(self, receives: int) -> None:
+        """The handshake, up to the verdicts."""
         self.stream.sendall(self.mine.pack())
         self.theirs = Record.unpack(self.read(Record.LAYOUT.size))
         assert not self.theirs.error, self.theirs.text
@@ -150,9 +160,6 @@ class End:
         assert self.next_immediate() == (PROBE, 0)
         self.finish()
         self.receive(1)
-        self.stream.sendall(b"K")
-        verdict = self.read(1)
-        assert verdict == b"K", self.read(self.read(1)[0])
 
     def read(self, count: int) -> bytes:
         data = b""

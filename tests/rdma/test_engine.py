@@ -160,6 +160,26 @@ def test_a_peer_that_refuses_says_why(engine, pyverbs_peer) -> None:
     theirs.close()
 
 
+def test_a_peer_that_fails_last_leaves_no_channel_on_either_side(engine, pyverbs_peer) -> None:
+    """The sender does not say that the channel is there before the receiver has."""
+    ours, theirs = socket.socketpair()
+    end = pyverbs_peer.Receiver(theirs, "rxe1", 1)
+
+    def fail_behind_the_probe() -> bytes:
+        end.probe(end.mine.slots + pyverbs_peer.GRANTS + 1)
+        theirs.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            theirs.recv(1)
+        theirs.settimeout(pyverbs_peer.WAIT_S)
+        theirs.sendall(b"F\x11no copier is left")
+        return theirs.recv(1)
+
+    mine, said = lab.both(lambda: add(engine, True, ours), fail_behind_the_probe)
+    assert isinstance(mine, RuntimeError) and "at the peer: no copier is left" in str(mine), mine
+    assert said == b"", said
+    end.close()
+
+
 def test_ports_that_do_not_reach_each_other_are_found_out(engine) -> None:
     """Both ends get the reason, within the bound."""
     other = _native.Engine(epoch=EPOCH)

@@ -51,9 +51,12 @@ constexpr Factory kFactories[] = {
 
 nb::list RdmaDevices() {
   std::vector<transport::rdma::PortInfo> ports;
-  if (Status status = transport::rdma::ListPorts(&ports); !status.ok()) {
-    throw std::runtime_error("hetccl: " + status.message());
+  Status status;
+  {
+    nb::gil_scoped_release release;  // asks every device's driver
+    status = transport::rdma::ListPorts(&ports);
   }
+  if (!status.ok()) throw std::runtime_error("hetccl: " + status.message());
   nb::list all;
   for (const transport::rdma::PortInfo& port : ports) {
     nb::list gids;

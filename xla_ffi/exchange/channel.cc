@@ -48,15 +48,23 @@ void Channel::Break(Status status) {
   context_->failure.Propose(status);
 }
 
+void Channel::BreakWith(const Status& status, const char* doing, const Exchange* needed_by) {
+  Break(Status(status.kind(), doing + PeerName() + " at " + LocalName() + During(needed_by) + ": " +
+                                  status.message()));
+}
+
+std::string Channel::During(const Exchange* needed_by) const {
+  // An idle channel may be the first to notice, while another one with this peer is in use.
+  const std::string operation =
+      needed_by ? OperationName(*needed_by) : context_->OperationWith(peer_rank_);
+  return operation.empty() ? " while no operation was under way" : " during " + operation;
+}
+
 void Channel::CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by) {
   const transport::PeerState state = endpoint.peer();
   if (state == transport::PeerState::kAlive) return;
   if (state == transport::PeerState::kGoodbye && needed_by == nullptr) return;
-  // An idle channel may be the first to notice, while another one with this peer is in use.
-  const std::string operation =
-      needed_by ? OperationName(*needed_by) : context_->OperationWith(peer_rank_);
-  std::string text = "lost " + PeerName() + " at " + LocalName();
-  text += operation.empty() ? " while no operation was under way" : " during " + operation;
+  std::string text = "lost " + PeerName() + " at " + LocalName() + During(needed_by);
   if (state == transport::PeerState::kGoodbye) {
     text += ": it has left the world (shut down or ended) before this operation";
   } else {

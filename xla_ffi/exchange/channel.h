@@ -131,6 +131,8 @@ class Channel : public proxy::Task {
   std::string OperationName(const Exchange& exchange) const;
   // The channel carries nothing from now on. Proxy thread.
   void Break(Status status);
+  // Breaks with what the transport reported, `doing` "sending to "; `needed_by` as in CheckPeer.
+  void BreakWith(const Status& status, const char* doing, const Exchange* needed_by);
   // Breaks if the peer is gone; `needed_by` is the operation that needs it, or null when idle.
   void CheckPeer(const transport::Endpoint& endpoint, const Exchange* needed_by);
   // Whether the exchange's device has come to its start. Breaks if the device is lost. Proxy
@@ -176,6 +178,9 @@ class Channel : public proxy::Task {
   OccurrenceCounter counter_;  // guarded by mutex_
 
  private:
+  // " during psum/data f32[4] (...)", or that there is none.
+  std::string During(const Exchange* needed_by) const;
+
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> messages_{0};
 

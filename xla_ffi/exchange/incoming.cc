@@ -63,7 +63,7 @@ Pace IncomingChannel::Step() {
 
   const WireHeader* head = nullptr;
   if (Status status = receiver_->Peek(&head); !status.ok()) {
-    Break(Status(status.kind(), "receiving from " + PeerName() + ": " + status.message()));
+    BreakWith(status, "receiving from ", nullptr);
     return Pace::kIdle;
   }
   if (head != nullptr) {
@@ -132,7 +132,7 @@ bool IncomingChannel::MakeCurrent(size_t place) {
 Pace IncomingChannel::StepCurrent() {
   Progress progress;
   if (Status status = receiver_->Step(&progress); !status.ok()) {
-    Break(Status(status.kind(), "receiving from " + PeerName() + ": " + status.message()));
+    BreakWith(status, "receiving from ", current_->exchange.get());
     return Pace::kIdle;
   }
   Moved(progress.bytes);

@@ -82,7 +82,7 @@ proxy::Pace OutgoingChannel::Step() {
   const bool working = next == Next::kTaken;
   Progress progress;
   if (Status status = sender_->Step(&progress); !status.ok()) {
-    Break(Status(status.kind(), "sending to " + PeerName() + ": " + status.message()));
+    BreakWith(status, "sending to ", working ? current_->exchange.get() : nullptr);
     return proxy::Pace::kIdle;
   }
   Moved(progress.bytes);

@@ -69,7 +69,8 @@ class Endpoint {
   // half sent cannot be followed by anything. Nothing may be moved afterwards.
   virtual void SayGoodbye() = 0;
   // True once nothing that was sent depends on this process any more, so that closing loses none of
-  // it. Meant to be asked again, for a bounded time, after SayGoodbye.
+  // it. Meant to be asked again, for a bounded time, after SayGoodbye; where the goodbye goes
+  // another way than the payload, it is sent by this or at the latest by the destructor.
   virtual bool Drained() = 0;
   // Any thread.
   virtual Route route() const { return {}; }

@@ -23,18 +23,21 @@ Status Line::Open(const QueuePair::Depths& depths, EndpointRecord* mine) {
 }
 
 Status Line::Meet(const EndpointRecord& mine, const void* probe, uint32_t probe_lkey) {
-  Status status = Handshake(link_.fd(), queue_pair_.get(), mine, probe, probe_lkey, &theirs_);
+  Status status =
+      Handshake(link_.fd(), options_, queue_pair_.get(), mine, probe, probe_lkey, &theirs_);
   slots_ = std::min(mine.slots, theirs_.slots);
   return status;
 }
 
 void Line::Refuse(Role role, const Status& status) {
-  rdma::Refuse(link_.fd(), role, status.message());
+  rdma::Refuse(link_.fd(), options_, role, status.message());
 }
 
 void Line::OnReady() {
-  // The two descriptors become ready one by one, each with a call of this.
-  if (!queue_pair_->ReadEvent()) link_.Read();
+  // Either descriptor may be the ready one, and each tells it only once.
+  while (queue_pair_->ReadEvent()) {
+  }
+  link_.Read();
 }
 
 Status Line::Poll(std::vector<Completion>* completions) {

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "xla_ffi/common/clock.h"
+
 namespace hetccl::transport::rdma {
 
 struct Options {
@@ -11,8 +13,12 @@ struct Options {
   int port = 1;
   int gid_index = 0;      // used on Ethernet, and on InfiniBand between subnets
   int traffic_class = 0;  // the IP header's 8 bits, DSCP and ECN
-  int timeout = 18;       // until a packet is sent again: 4.096 us * 2^timeout
-  int retry_count = 6;    // 0 to 7; software RoCE takes 7 for without end
+  // No defaults of their own: those of the settings are the only ones.
+  int timeout = 0;       // until a packet is sent again: 4.096 us * 2^timeout, from 1 to 31
+  int retry_count = -1;  // 0 to 7; software RoCE takes 7 for without end
+  // For the peer's first message: it makes its memory before, on a GPU once no exchange holds the
+  // device. Its death shows earlier, at the socket.
+  Duration patience = std::chrono::seconds(60);
 };
 
 }  // namespace hetccl::transport::rdma

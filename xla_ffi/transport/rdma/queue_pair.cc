@@ -229,15 +229,13 @@ Status QueuePair::Poll(std::vector<Completion>* completions) {
 
 Status QueuePair::Arm() {
   const int error = device_->context()->ops.req_notify_cq(cq_, 0);
-  armed_ = true;
   return error == 0 ? Status() : InternalError(ErrnoMessage(where_ + ": arming", error));
 }
 
 bool QueuePair::ReadEvent() {
   abi::Cq* cq = nullptr;
   void* unused = nullptr;
-  if (!armed_ || device_->verbs().get_cq_event(channel_, &cq, &unused) != 0) return false;
-  armed_ = false;
+  if (device_->verbs().get_cq_event(channel_, &cq, &unused) != 0) return false;
   device_->verbs().ack_cq_events(cq_, 1);
   return true;
 }

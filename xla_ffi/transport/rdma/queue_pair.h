@@ -65,7 +65,7 @@ class QueuePair {
   Status Poll(std::vector<Completion>* completions);
   // Makes fd() readable at the next completion, once.
   Status Arm();
-  // Takes that back; false if there was nothing to read.
+  // Takes one such event back; false if there was none.
   bool ReadEvent();
   int fd() const { return channel_->fd; }
 
@@ -96,7 +96,6 @@ class QueuePair {
   uint64_t posted_ = 0;  // writes
   uint64_t ended_ = 0;
   size_t receives_ = 0;
-  bool armed_ = false;
   bool stopped_ = false;
   Status error_;
 };

@@ -24,10 +24,7 @@ Status RdmaReceiver::Open(device::Space& space, const Staging& staging) {
     line_.Refuse(Role::kReceiver, status);
     return status;
   }
-  Status status = line_.Meet(mine, &board_.unused, board_registration_->lkey());
-  if (!status.ok()) return status;
-  if (on_device()) device_copies_.Make(std::move(device_slots_.copier), line_.slots());
-  return copies_.Make(space, device::Direction::kIn, slot_bytes_, line_.slots());
+  return line_.Meet(mine, &board_.unused, board_registration_->lkey());
 }
 
 Status RdmaReceiver::Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine) {
@@ -54,7 +51,8 @@ Status RdmaReceiver::Allocate(device::Space& space, const Staging& staging, Endp
   device_slots_ = MakeDeviceSlots(&device, space, device::Direction::kIn, bytes,
                                   abi::kAccessLocalWrite | abi::kAccessRemoteWrite);
   if (addressable_ || on_device()) mine->flags |= kGrantsMemory;
-  return Status();
+  if (on_device()) device_copies_.Make(std::move(device_slots_.copier), slots);
+  return copies_.Make(space, device::Direction::kIn, slot_bytes_, slots);
 }
 
 Route RdmaReceiver::route() const {

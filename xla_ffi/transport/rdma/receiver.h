@@ -46,6 +46,7 @@ class RdmaReceiver final : public Receiver {
   Status Step(Progress* progress) override;
 
  private:
+  // All that can fail on this side alone, and so before the handshake.
   Status Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine);
   Status Poll();
   Status Take(uint32_t immediate);

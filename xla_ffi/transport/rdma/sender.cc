@@ -17,6 +17,11 @@ constexpr int kWritesInStep = 16;
 
 }  // namespace
 
+RdmaSender::~RdmaSender() {
+  SendGoodbye();
+  line_.Close();
+}
+
 Status RdmaSender::Open(device::Space& space, const Staging& staging) {
   EndpointRecord mine;
   mine.role = Role::kSender;
@@ -24,11 +29,7 @@ Status RdmaSender::Open(device::Space& space, const Staging& staging) {
     line_.Refuse(Role::kSender, status);
     return status;
   }
-  Status status = line_.Meet(mine, &board_.unused, board_registration_->lkey());
-  if (!status.ok()) return status;
-  outgoing_.resize(line_.slots());
-  return line_.device()->Register(outgoing_.data(), outgoing_.size() * sizeof(Outgoing),
-                                  abi::kAccessLocalWrite, &outgoing_registration_);
+  return line_.Meet(mine, &board_.unused, board_registration_->lkey());
 }
 
 Status RdmaSender::Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine) {
@@ -39,6 +40,10 @@ Status RdmaSender::Allocate(device::Space& space, const Staging& staging, Endpoi
   status = line_.device()->Register(&board_, sizeof(board_),
                                     abi::kAccessLocalWrite | abi::kAccessRemoteWrite,
                                     &board_registration_);
+  if (!status.ok()) return status;
+  outgoing_.resize(staging.slots);
+  status = line_.device()->Register(outgoing_.data(), outgoing_.size() * sizeof(Outgoing),
+                                    abi::kAccessLocalWrite, &outgoing_registration_);
   if (!status.ok()) return status;
   mine->address = reinterpret_cast<uint64_t>(&board_);
   mine->rkey = board_registration_->rkey();
@@ -61,6 +66,7 @@ void RdmaSender::Begin(const WireHeader& header, ConstPayload payload) {
   header_ = header;
   whole_ = kPayloadOffset + total <= theirs.slot_bytes && (!grants || total < kDirectFrom);
   use_slots_ = !grants;
+  ungranted_ = grants && !whole_ ? total : 0;
   peer_has_begun_ = false;
   first_slot_ = sent_slots_;
   in_target_ = 0;
@@ -123,6 +129,10 @@ Status RdmaSender::TakeGrants(uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
     const Grant grant = board_.grants[grants_taken_++ % kGrants];
     if (grant.bytes == 0) return Status(ErrorKind::kCorrupt, "the receiver granted no memory");
+    if (grant.bytes > ungranted_) {
+      return Status(ErrorKind::kCorrupt, "the receiver granted more memory than the message fills");
+    }
+    ungranted_ -= grant.bytes;
     grants_.push_back(grant);
   }
   peer_has_begun_ = true;
@@ -133,18 +143,30 @@ Status RdmaSender::Step(Progress* progress) {
   *progress = {};
   if (Status status = Poll(progress); !status.ok()) return status;
   progress->bytes += std::exchange(earlier_bytes_, 0);
-  if (stage_ == Stage::kIdle || line_.link().peer() != PeerState::kAlive) return Status();
+  if (stage_ == Stage::kIdle) return Status();
+  // A peer that has all of the message may leave before this side sees that its writes have ended.
+  if (line_.link().peer() == PeerState::kAlive) {
+    if (Status status = PostAll(progress); !status.ok()) return status;
+  }
+  progress->copying = source_.copying();
+  progress->done = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ == 0;
+  if (progress->done) {
+    if (!grants_.empty()) {
+      return Status(ErrorKind::kCorrupt,
+                    "the receiver granted memory for bytes that came in slots");
+    }
+    stage_ = Stage::kIdle;
+    source_.Release();
+  }
+  return Status();
+}
+
+Status RdmaSender::PostAll(Progress* progress) {
   if (Status status = source_.Pump(); !status.ok()) return status;
   for (int i = 0; i < kWritesInStep && line_.queue_pair().room() > 1; ++i) {
     bool posted = false;
     if (Status status = PostNext(progress, &posted); !status.ok()) return status;
     if (!posted) break;
-  }
-  progress->copying = source_.copying();
-  progress->done = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ == 0;
-  if (progress->done) {
-    stage_ = Stage::kIdle;
-    source_.Release();
   }
   return Status();
 }
@@ -265,9 +287,19 @@ bool RdmaSender::Quiet() {
 }
 
 bool RdmaSender::Drained() {
-  if (line_.link().peer() == PeerState::kLost) return true;
   Progress unused;
-  return !Poll(&unused).ok() || in_flight_.empty();
+  // A peer that is gone, in whatever way, takes nothing more. Not in_flight_: giving a message up
+  // takes completions past it.
+  if (line_.link().peer() == PeerState::kAlive && Poll(&unused).ok() &&
+      line_.queue_pair().writes() > 0) {
+    return false;
+  }
+  SendGoodbye();
+  return true;
+}
+
+void RdmaSender::SendGoodbye() {
+  if (std::exchange(goodbye_pending_, false)) line_.link().SayGoodbye();
 }
 
 }  // namespace hetccl::transport::rdma

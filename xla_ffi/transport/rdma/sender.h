@@ -21,7 +21,7 @@ namespace hetccl::transport::rdma {
 class RdmaSender final : public Sender {
  public:
   RdmaSender(UniqueFd socket, const Options& options) : line_(std::move(socket), options) {}
-  ~RdmaSender() override { line_.Close(); }
+  ~RdmaSender() override;
   // Connects. Waits, bounded.
   Status Open(device::Space& space, const Staging& staging);
 
@@ -30,7 +30,8 @@ class RdmaSender final : public Sender {
   std::vector<int> poll_fds() const override { return line_.poll_fds(); }
   void OnReady() override { line_.OnReady(); }
   bool ArmDoorbell() override;
-  void SayGoodbye() override { line_.link().SayGoodbye(); }
+  // Takes its turn behind what the NIC still sends: the peer would take it for the end.
+  void SayGoodbye() override { goodbye_pending_ = true; }
   bool Quiet() override;
   bool Drained() override;
   Route route() const override;
@@ -55,12 +56,17 @@ class RdmaSender final : public Sender {
     uint32_t value = 0;
   };
 
+  // Sends the goodbye if it is still to be sent.
+  void SendGoodbye();
+  // All that can fail on this side alone, and so before the handshake.
   Status Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine);
   // Takes in what has ended and what the peer says.
   Status Poll(Progress* progress);
   Status Take(uint32_t immediate);
   Status TakeCredit(uint32_t value);
   Status TakeGrants(uint32_t count);
+  // Writes what can be written now, as far as one step may.
+  Status PostAll(Progress* progress);
   // Writes one piece if that can be done now.
   Status PostNext(Progress* progress, bool* posted);
   Status PostHeader(bool whole, Progress* progress, bool* posted);
@@ -88,6 +94,8 @@ class RdmaSender final : public Sender {
   uint64_t grants_taken_ = 0;   // out of the board
   uint64_t grants_filled_ = 0;  // and written to, completely
 
+  bool goodbye_pending_ = false;
+
   // The message under way.
   Stage stage_ = Stage::kIdle;
   WireHeader header_;
@@ -96,6 +104,7 @@ class RdmaSender final : public Sender {
   bool use_slots_ = false;  // what has no grant goes into slots
   bool peer_has_begun_ = false;
   uint64_t first_slot_ = 0;
+  size_t ungranted_ = 0;      // payload bytes that grants may still be for
   size_t in_target_ = 0;      // bytes already written to the target
   size_t reading_ = 0;        // writes under way from the payload's own memory
   size_t earlier_bytes_ = 0;  // sent, and not reported by a step yet

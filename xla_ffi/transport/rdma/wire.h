@@ -10,9 +10,12 @@
 // 3. After the other's 'R', both write 8 bytes to the other's `address` + kProbeOffset with
 //    immediate kProbe, and wait for their own completion and for the other's immediate.
 // 4. Both send a verdict on the socket: 'K'; or 'F' and then a text of 1 to 255 bytes behind its
-//    length in one byte. Only after 'K' from both sides is the channel there.
-// From then on the socket carries no data: a side that closes sends 'G'; its end without a 'G'
-// means that the side died.
+//    length in one byte. The receiver sends its 'K' first, and waits for the sender's as long as
+//    the socket is there; the sender sends its own as the last step, only after the receiver's and
+//    with nothing behind it that may fail. So 'K' from both sides means a channel, to both; an 'F'
+//    may come at any time.
+// From then on the socket carries no data: a side that closes sends 'G', the sender only once all
+// of its writes have completed; its end without a 'G' means that the side died.
 //
 // Memory. The receiver's record describes its slots: `slots` of `slot_bytes` each, from `address`
 // on, key `rkey`. The sender's describes its SenderBoard, with the number of slots that it can use
@@ -32,7 +35,8 @@
 // From the receiver, into the sender's board:
 //   kCredit   `freed` was advanced to the number of slots emptied so far. value: that, mod 2^28
 //   kGrant    grants were added in their order, the g-th at grants[g % kGrants]. value: how many.
-//             At most kGrants are not filled at any time.
+//             At most kGrants are not filled at any time, and together they are no larger than the
+//             payload of the message under way.
 //   kUseSlots what no grant covers of the message under way is to come in slots. value: 0
 //
 // After kHeader the sender looks at the receiver's record: without kGrantsMemory the payload
