@@ -11,10 +11,7 @@ class DeviceMemory final : public SlotMemory {
   DeviceMemory(std::shared_ptr<StreamSpace> space, void* data)
       : space_(std::move(space)), data_(data) {}
   ~DeviceMemory() override {
-    const Section section(&space_->exclusion_);
-    space_->AwaitRelease();
-    const ScopedCurrent current(space_->gpu_);
-    (void)space_->gpu_.MemFree(data_).ok();
+    space_->GiveBack([&] { return space_->gpu_.MemFree(data_); });
   }
   std::byte* data() const override { return static_cast<std::byte*>(data_); }
 
@@ -25,21 +22,18 @@ class DeviceMemory final : public SlotMemory {
 
 Status StreamSpace::AllocateOnDevice(size_t bytes, std::unique_ptr<SlotMemory>* memory,
                                      DmaBuf* dmabuf) {
-  const Section section(&exclusion_);
-  if (Status status = AwaitNoHold("allocating device memory"); !status.ok()) return status;
-  const ScopedCurrent current(gpu_);
-  if (!current.status().ok()) return current.status();
-  allocations_.calls.fetch_add(1);
-  void* data = nullptr;
-  if (Status status = gpu_.MemAlloc(bytes, &data); !status.ok()) return status;
-  *memory = std::make_unique<DeviceMemory>(shared_from_this(), data);
-  int descriptor = -1;
-  Status exported = gpu_.capabilities().dma_buf
-                        ? gpu_.ExportDmaBuf(data, bytes, &descriptor, &dmabuf->offset)
-                        : InternalError("the driver exports none of " + gpu_.name());
-  dmabuf->descriptor = UniqueFd(descriptor);
-  if (!exported.ok()) dmabuf->why_not = exported.message();
-  return Status();
+  return Acquire("allocating device memory", [&] {
+    void* data = nullptr;
+    if (Status status = gpu_.MemAlloc(bytes, &data); !status.ok()) return status;
+    *memory = std::make_unique<DeviceMemory>(shared_from_this(), data);
+    int descriptor = -1;
+    Status exported = gpu_.capabilities().dma_buf
+                          ? gpu_.ExportDmaBuf(data, bytes, &descriptor, &dmabuf->offset)
+                          : InternalError("the driver exports none of " + gpu_.name());
+    dmabuf->descriptor = UniqueFd(descriptor);
+    if (!exported.ok()) dmabuf->why_not = exported.message();
+    return Status();
+  });
 }
 
 Status StreamSpace::MakeDeviceCopier(Direction direction, std::unique_ptr<Copier>* copier) {

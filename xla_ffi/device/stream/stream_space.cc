@@ -62,17 +62,10 @@ class PinnedMemory final : public SlotMemory {
   PinnedMemory(std::shared_ptr<StreamSpace> space, void* data, size_t bytes, bool own)
       : space_(std::move(space)), data_(data), bytes_(bytes), own_(own) {}
   ~PinnedMemory() override {
-    const Section section(&space_->exclusion_);
-    space_->AwaitRelease();
-    const ScopedCurrent current(space_->gpu_);
+    const Gpu& gpu = space_->gpu_;
+    space_->GiveBack([&] { return own_ ? gpu.MemFreeHost(data_) : gpu.MemHostUnregister(data_); });
     Allocations& count = space_->allocations_;
-    if (own_) {
-      (void)space_->gpu_.MemFreeHost(data_).ok();
-      count.pinned_bytes.fetch_sub(static_cast<int64_t>(bytes_));
-    } else {
-      (void)space_->gpu_.MemHostUnregister(data_).ok();
-      count.registered_bytes.fetch_sub(static_cast<int64_t>(bytes_));
-    }
+    (own_ ? count.pinned_bytes : count.registered_bytes).fetch_sub(static_cast<int64_t>(bytes_));
   }
   std::byte* data() const override { return static_cast<std::byte*>(data_); }
 
@@ -200,37 +193,39 @@ Status StreamSpace::MakeCopier(Direction direction, size_t, std::unique_ptr<Copi
   return Status();
 }
 
-Status StreamSpace::AwaitNoHold(const char* purpose) {
-  if (exclusion_.AwaitNoHold(Duration(hold_bound_.load()))) return Status();
-  return Status(ErrorKind::kTimeout, std::string(purpose) + " has to wait until no stream of " +
-                                         gpu_.name() + " is held by an exchange, and one still is");
-}
-
-void StreamSpace::AwaitRelease() {
-  // Or else the driver itself waits.
-  (void)exclusion_.AwaitNoHold(std::chrono::seconds(10));
-}
-
-Status StreamSpace::Register(void* data, size_t bytes, std::unique_ptr<SlotMemory>* memory) {
+Status StreamSpace::Acquire(const char* purpose, const std::function<Status()>& call) {
   const Section section(&exclusion_);
-  if (Status status = AwaitNoHold("registering memory"); !status.ok()) return status;
+  if (!exclusion_.AwaitNoHold(Duration(hold_bound_.load()))) {
+    return Status(ErrorKind::kTimeout, std::string(purpose) + " has to wait until no stream of " +
+                                           gpu_.name() +
+                                           " is held by an exchange, and one still is");
+  }
   const ScopedCurrent current(gpu_);
   if (!current.status().ok()) return current.status();
   allocations_.calls.fetch_add(1);
-  if (Status status = gpu_.MemHostRegister(data, bytes); !status.ok()) return status;
+  return call();
+}
+
+void StreamSpace::GiveBack(const std::function<Status()>& call) {
+  const Section section(&exclusion_);
+  (void)exclusion_.AwaitNoHold(std::chrono::seconds(10));
+  const ScopedCurrent current(gpu_);
+  (void)call().ok();
+}
+
+Status StreamSpace::Register(void* data, size_t bytes, std::unique_ptr<SlotMemory>* memory) {
+  Status status = Acquire("registering memory", [&] { return gpu_.MemHostRegister(data, bytes); });
+  if (!status.ok()) return status;
   allocations_.registered_bytes.fetch_add(static_cast<int64_t>(bytes));
   *memory = std::make_unique<PinnedMemory>(shared_from_this(), data, bytes, /*own=*/false);
   return Status();
 }
 
 Status StreamSpace::Allocate(size_t bytes, std::unique_ptr<SlotMemory>* memory) {
-  const Section section(&exclusion_);
-  if (Status status = AwaitNoHold("allocating pinned memory"); !status.ok()) return status;
-  const ScopedCurrent current(gpu_);
-  if (!current.status().ok()) return current.status();
-  allocations_.calls.fetch_add(1);
   void* data = nullptr;
-  if (Status status = gpu_.MemHostAlloc(bytes, &data); !status.ok()) return status;
+  Status status =
+      Acquire("allocating pinned memory", [&] { return gpu_.MemHostAlloc(bytes, &data); });
+  if (!status.ok()) return status;
   allocations_.pinned_bytes.fetch_add(static_cast<int64_t>(bytes));
   *memory = std::make_unique<PinnedMemory>(shared_from_this(), data, bytes, /*own=*/true);
   return Status();

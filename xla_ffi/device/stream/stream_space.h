@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -115,10 +116,11 @@ class StreamSpace final : public Space, public std::enable_shared_from_this<Stre
 
   StreamSpace(const Gpu& gpu, StreamSync sync);
   Status Initialise();
-  // For a section that is open; an error after the bound.
-  Status AwaitNoHold(const char* purpose);
-  // The same before memory is given back, which cannot fail.
-  void AwaitRelease();
+  // Calls the driver for memory, which may wait for the device: in a section and while no stream is
+  // held. An error after the bound.
+  Status Acquire(const char* purpose, const std::function<Status()>& call);
+  // The same to give memory back, which cannot fail: after the bound the driver itself waits.
+  void GiveBack(const std::function<Status()>& call);
   // Uses each kind of work once: drivers load their kernels at the first use, which would wait for
   // streams that are held.
   Status WarmUp();
