@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_hetccl import _native
+from jax_hetccl import _native, session
 
 EPOCH = 0xE90C
 PROGRAM = 0xAB
@@ -19,6 +22,30 @@ WIRE = 0x1234
 HEADER = struct.Struct("<IHHIIQQQQQII128s")
 MAGIC = 0x4C434348
 TOKEN = jax.ShapeDtypeStruct((4,), jnp.uint32)
+
+
+@contextlib.contextmanager
+def current_engine(**bounds: float) -> Iterator[_native.Engine]:
+    """An engine for rank 0 of a world of two, to which programs go. Its bounds are in seconds."""
+    session._register_targets("cpu")
+    made = _native.Engine(epoch=EPOCH, abort_grace_s=0.1, **bounds)
+    made.set_local_device(0, 0)
+    made.set_rank_name(0, "left/0 rank 0")
+    made.set_rank_name(1, "right/0 rank 1")
+    _native.set_engine(made)
+    yield made
+    _native.set_engine(None)
+    made.close(5.0)
+
+
+def read(stream: socket.socket, count: int) -> bytes:
+    """Exactly as many bytes."""
+    data = b""
+    while len(data) < count:
+        part = stream.recv(count - len(data))
+        assert part, "the other end closed the stream"
+        data += part
+    return data
 
 
 def header(nbytes: int, **changes: Any) -> bytes:

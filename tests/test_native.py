@@ -26,8 +26,10 @@ from native_calls import (
     TOKEN,
     add_plan,
     check,
+    current_engine,
     empty_chain,
     header,
+    read,
     swap,
     swap_and_check,
     swap_only,
@@ -49,16 +51,8 @@ class Peer:
 
     def receive(self) -> tuple[tuple[Any, ...], bytes]:
         """The next message: header fields and payload."""
-        fields = HEADER.unpack(self._exactly(HEADER.size))
-        return fields, self._exactly(fields[9])
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self.inbox.recv(size - len(data))
-            assert part, "the engine closed the connection"
-            data += part
-        return data
+        fields = HEADER.unpack(read(self.inbox, HEADER.size))
+        return fields, read(self.inbox, fields[9])
 
     def send(self, payload: bytes, **changes: Any) -> None:
         self.outbox.sendall(header(len(payload), **changes) + payload)
@@ -71,15 +65,8 @@ class Peer:
 @pytest.fixture
 def engine() -> Iterator[_native.Engine]:
     """The current engine, with short bounds."""
-    session._register_targets("cpu")
-    made = _native.Engine(epoch=EPOCH, timeout_s=0.5, arrival_timeout_s=1.0, mismatch_grace_s=0.2, abort_grace_s=0.1)
-    made.set_local_device(0, 0)
-    made.set_rank_name(0, "left/0 rank 0")
-    made.set_rank_name(1, "right/0 rank 1")
-    _native.set_engine(made)
-    yield made
-    _native.set_engine(None)
-    made.close(5.0)
+    with current_engine(timeout_s=0.5, arrival_timeout_s=1.0, mismatch_grace_s=0.2) as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,10 +16,20 @@ import jax
 import lab
 import numpy as np
 import pytest
-from native_calls import EPOCH, HEADER, add_plan, check, empty_chain, header, swap, swap_and_check
+from native_calls import (
+    EPOCH,
+    HEADER,
+    add_plan,
+    check,
+    current_engine,
+    empty_chain,
+    header,
+    swap,
+    swap_and_check,
+)
 
 from harness.process import IN_PLACE
-from jax_hetccl import _native, session
+from jax_hetccl import _native
 
 BOUND_S = 3.0
 
@@ -28,15 +38,8 @@ BOUND_S = 3.0
 def engine(request: pytest.FixtureRequest) -> Iterator[_native.Engine]:
     """The current engine: rank 0. Its parameter is the bound of every wait, in seconds."""
     bound = getattr(request, "param", 20.0)
-    session._register_targets("cpu")
-    made = _native.Engine(epoch=EPOCH, timeout_s=bound, arrival_timeout_s=bound, abort_grace_s=0.1)
-    made.set_local_device(0, 0)
-    made.set_rank_name(0, "left/0 rank 0")
-    made.set_rank_name(1, "right/0 rank 1")
-    _native.set_engine(made)
-    yield made
-    _native.set_engine(None)
-    made.close(5.0)
+    with current_engine(timeout_s=bound, arrival_timeout_s=bound) as made:
+        yield made
 
 
 @pytest.fixture

@@ -40,15 +40,9 @@ TEST_F(Fault, AWrongKeyShowsInTheProbeOnBothSides) {
 }
 
 TEST_F(Fault, AWrongKeyOfAGrantBreaksTheChannel) {
-  std::vector<std::byte> slots(4 * 4096), target(1 << 20);
-  MakeWithHandMade(8, [&](HandMade* peer) {
-    peer->UseMemory(slots.data(), slots.size());
-    peer->record().flags = kGrantsMemory;
-  });
+  std::vector<std::byte> target(1 << 20);
   const std::vector<std::byte> bytes(1 << 20, std::byte{1});
-  Begin(bytes);
-  Progress progress;
-  ASSERT_TRUE(sender_->Step(&progress).ok());
+  BeginTowardsGrants(bytes);
   ASSERT_TRUE(peer_->Offer({reinterpret_cast<uint64_t>(target.data()), 0x123456, 1 << 20}).ok());
   const Status status = SenderFails();
   ASSERT_FALSE(status.ok());
@@ -58,15 +52,9 @@ TEST_F(Fault, AWrongKeyOfAGrantBreaksTheChannel) {
 }
 
 TEST_F(Fault, AGrantBeyondTheMessageIsCorrupt) {
-  std::vector<std::byte> slots(4 * 4096), target(1 << 20);
-  MakeWithHandMade(8, [&](HandMade* peer) {
-    peer->UseMemory(slots.data(), slots.size());
-    peer->record().flags = kGrantsMemory;
-  });
+  std::vector<std::byte> target(1 << 20);
   const std::vector<std::byte> bytes(1 << 20, std::byte{1});
-  Begin(bytes);
-  Progress progress;
-  ASSERT_TRUE(sender_->Step(&progress).ok());
+  BeginTowardsGrants(bytes);
   ASSERT_TRUE(
       peer_->Offer({reinterpret_cast<uint64_t>(target.data()), 0x123456, (1 << 20) + 1}).ok());
   const Status status = SenderFails();

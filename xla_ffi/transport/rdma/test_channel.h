@@ -49,7 +49,6 @@ class HandMade {
     mine_.slots = 4;
   }
   Status Meet() {
-    std::shared_ptr<Registration> probe;
     Status status =
         line_.device()->Register(&words_, sizeof(words_), abi::kAccessLocalWrite, &words_key_);
     if (!status.ok()) return status;
@@ -128,6 +127,17 @@ class Channel : public ::testing::Test {
     header.payload_bytes = bytes.size();
     sender_->Begin(header, {{bytes.data(), bytes.size()}});
   }
+  // The same with a peer that has asked to grant memory itself, and a message that waits for that.
+  void BeginTowardsGrants(const std::vector<std::byte>& bytes) {
+    grants_slots_.resize(4 * 4096);
+    MakeWithHandMade(8, [&](HandMade* peer) {
+      peer->UseMemory(grants_slots_.data(), grants_slots_.size());
+      peer->record().flags = kGrantsMemory;
+    });
+    Begin(bytes);
+    Progress progress;
+    ASSERT_TRUE(sender_->Step(&progress).ok());
+  }
   // Steps until there is an error.
   Status SenderFails() {
     const TimePoint deadline = Clock::now() + kPatience;
@@ -163,6 +173,7 @@ class Channel : public ::testing::Test {
 
   std::vector<Options> ports_;
   UniqueFd here_, there_;
+  std::vector<std::byte> grants_slots_;
   device::HostSpace space_;
   std::unique_ptr<Sender> sender_;
   std::unique_ptr<Receiver> receiver_;
