@@ -184,9 +184,12 @@ def test_the_reference_learns_without_jax_hetccl(tmp_path: Path) -> None:
 
 
 def _demo(folder: Path, *options: str) -> dict[str, Any]:
-    """Runs the demo, which must succeed; returns its figures."""
-    command = [sys.executable, "-m", "jax_hetccl.cli", "demo", "--out", str(folder / "out"), *options]
-    done = subprocess.run(command, env=_environ(), cwd=folder, capture_output=True, check=False, text=True, timeout=300)
+    """Runs the demo in a folder with another jax_hetccl, as a source tree is one. It must succeed; returns its figures."""
+    (folder / "jax_hetccl").mkdir()
+    (folder / "jax_hetccl" / "__init__.py").write_text("raise ImportError('not the package under test')")
+    command = [sys.executable, "-P", "-m", "jax_hetccl.cli", "demo", "--out", str(folder / "out"), *options]
+    environ = {key: value for key, value in _environ().items() if key != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, check=False, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((folder / "out" / "demo.json").read_text())
     assert all(check["good"] for check in figures["checks"])

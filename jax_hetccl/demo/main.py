@@ -91,7 +91,8 @@ class Demo:
     def _cluster_plans(self, program: Sequence[str]) -> list[ProcessPlan]:
         return plan_processes(
             self._clusters,
-            ("python", "-m", "jax_hetccl.demo.worker", *program),
+            # -P: not the source tree, from whose folder one may have installed the package and started this.
+            ("python", "-P", "-m", "jax_hetccl.demo.worker", *program),
             environ=os.environ,
             coordinator=f"127.0.0.1:{free_port()}",
             secret=generate(),
