@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 import cases
+from harness import compiler
 from harness.batches import Batches, batched_cells
 from harness.cells import Cell, cells, world_order
 from harness.pool import Pool
@@ -24,6 +25,11 @@ hypothesis.settings.register_profile("soak", max_examples=400, deadline=None, pr
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long versions of the tests")
+    parser.addoption(
+        "--worlds",
+        default="",
+        help="of the table of cases run only these worlds: LAYOUT-TRANSPORT[,...], as in test ids",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "batched(*modules): the same for cases that return programs, many of which run as one",
     )
+    compiler.choose(quick=not config.getoption("--soak"))
     hypothesis.settings.load_profile("soak" if config.getoption("--soak") else "short")
 
 
@@ -43,6 +50,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marker = metafunc.definition.get_closest_marker(name)
         if marker is not None:
             found = collect(marker.args, metafunc.config.getoption("--soak"))
+            if chosen := metafunc.config.getoption("--worlds"):
+                found = [c for c in found if f"{c.layout}-{c.transport}" in chosen.split(",")]
             metafunc.parametrize("cell", found, ids=[str(c) for c in found])
 
 

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness import compiler
+
 TESTS = Path(__file__).resolve().parent.parent
 # A native module in the source tree comes from an in-place build, which then stands for the installed package.
 IN_PLACE = [str(TESTS.parent)] if list((TESTS.parent / "jax_hetccl").glob("_native*.so")) else []
@@ -58,7 +60,7 @@ class Process:
         }
         with self._stderr.open("w") as stderr:
             self._child = subprocess.Popen(
-                [python, "-m", "harness.worker", json.dumps(setup)],
+                [python, "-m", "harness.worker", json.dumps({**setup, "quick": compiler.quick()})],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                 env=env, cwd=directory, start_new_session=True, text=True, bufsize=1,
             )  # fmt: skip

@@ -19,6 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from harness import compiler
+
 
 def _describe(error: BaseException) -> dict[str, Any]:
     """What a test needs to know about an exception."""
@@ -48,7 +50,7 @@ class Worker:
 
     Args:
         setup: ``cluster`` (None for the oracle), ``devices`` of each cluster, ``initialize`` arguments (None: join no
-            world; tests of this harness itself).
+            world; tests of this harness itself), ``quick`` (see `harness.compiler`).
     """
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -162,6 +164,8 @@ def _each_device(tree: Any, env: Any) -> dict[str, dict[str, Any] | None]:
 
 def main() -> None:
     setup = json.loads(sys.argv[1])
+    if setup["quick"]:
+        compiler.hurry()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     faulthandler.enable()

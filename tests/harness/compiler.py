@@ -1,0 +1,44 @@
+"""What the tables of cases ask of XLA's compiler for CPUs: code that is soon ready, since most of it runs once.
+
+Compiling takes most of the time of these tests, and most of that goes into LLVM, behind everything that could tell one
+order of exchanges from another: XLA's own passes stay as they are. ``--soak`` compiles as users do; so does every test
+that starts a user's program (demo, examples, launcher).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+
+_quick = True
+
+
+def choose(quick: bool) -> None:
+    """Says how the workers that start from now on compile."""
+    global _quick
+    _quick = quick
+
+
+def quick() -> bool:
+    """Whether workers compile quickly."""
+    return _quick
+
+
+def flags(jaxlib: str) -> str:
+    """The XLA_FLAGS that make this version's compiler quick; an unknown one would end the process.
+
+    Args:
+        jaxlib: its version, such as ``"0.10.2"``.
+    """
+    found = "--xla_backend_optimization_level=0"
+    if tuple(map(int, jaxlib.split(".")[:2])) < (0, 11):
+        # The emitters of today take half of the compiler's time; newer versions have no others.
+        found += " --xla_cpu_use_fusion_emitters=false"
+    return found
+
+
+def hurry() -> None:
+    """Makes this process compile quickly for CPUs; call it before jax makes a backend."""
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        own = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{own} {flags(importlib.metadata.version('jaxlib'))}".strip()
