@@ -54,6 +54,13 @@ Status RdmaSender::Allocate(device::Space& space, const Staging& staging, Endpoi
 
 Route RdmaSender::route() const { return line_.RouteWith(source_.place(), source_.copied()); }
 
+PeerState RdmaSender::peer() const {
+  const PeerState state = line_.link().peer();
+  // A peer that has all of the message may leave before this side sees that its writes have ended.
+  const bool ending = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ > 0;
+  return state == PeerState::kGoodbye && ending ? PeerState::kAlive : state;
+}
+
 uint64_t RdmaSender::slot_address(uint64_t number) const {
   const EndpointRecord& theirs = line_.theirs();
   return theirs.address + number % line_.slots() * theirs.slot_bytes;
@@ -144,7 +151,6 @@ Status RdmaSender::Step(Progress* progress) {
   if (Status status = Poll(progress); !status.ok()) return status;
   progress->bytes += std::exchange(earlier_bytes_, 0);
   if (stage_ == Stage::kIdle) return Status();
-  // A peer that has all of the message may leave before this side sees that its writes have ended.
   if (line_.link().peer() == PeerState::kAlive) {
     if (Status status = PostAll(progress); !status.ok()) return status;
   }

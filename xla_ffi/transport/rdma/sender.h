@@ -25,7 +25,7 @@ class RdmaSender final : public Sender {
   // Connects. Waits, bounded.
   Status Open(device::Space& space, const Staging& staging);
 
-  PeerState peer() const override { return line_.link().peer(); }
+  PeerState peer() const override;
   std::string lost_reason() const override { return line_.link().lost_reason(); }
   std::vector<int> poll_fds() const override { return line_.poll_fds(); }
   void OnReady() override { line_.OnReady(); }
