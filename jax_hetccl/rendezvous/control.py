@@ -56,6 +56,7 @@ class ControlPlane:
         self._handlers: list[tuple[str, Handler]] = []
         self._lost_handlers: list[Callable[[int, str], None]] = []
         self._outbox: collections.deque[bytes] = collections.deque()
+        self._malformed: set[int] = set()  # members of whose wrong messages the log knows
         self._error: HetcclError | None = None
         self._closing = False
         self._stop = False
@@ -80,9 +81,11 @@ class ControlPlane:
           value: anything msgpack can carry; tuples arrive as lists.
 
         Raises:
-          HetcclError: the control plane is closed.
+          HetcclError: the control plane is closed, or the value is too large.
         """
         payload = messages.pack(key, value)
+        if len(payload) > messages.MAX_BYTES:
+            raise HetcclError(f"publishing {key!r}: {len(payload)} bytes, more than {messages.MAX_BYTES}")
         with self._condition:
             if self._closing:
                 raise HetcclError(f"publishing {key!r}: this world has been shut down")
@@ -241,7 +244,7 @@ class ControlPlane:
     def _loop(self) -> None:
         joined = self._joined
         poller = zmq.Poller()
-        for source in (joined.router, joined.gate.socket, joined.to_coordinator, self._wake):
+        for source in (joined.router, joined.gate.socket, joined.door.monitor, joined.to_coordinator, self._wake):
             poller.register(source, zmq.POLLIN)
         monitors = {link.monitor: link for link in self._links.values()}
         for monitor in monitors:
@@ -250,7 +253,10 @@ class ControlPlane:
         while not self._stop:
             for source, _ in poller.poll(_POLL_MS):
                 if source is joined.router:
+                    joined.door.handle()
                     self._receive()
+                elif source is joined.door.monitor:
+                    joined.door.handle()
                 elif source is joined.gate.socket:
                     joined.gate.handle()
                 elif source is joined.to_coordinator:
@@ -290,29 +296,42 @@ class ControlPlane:
                 frames = self._joined.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            self._joined.door.vouch(frames[-1])
             fields = messages.unpack(frames[-1].buffer)
             sender = int(str(frames[-1].get("User-Id")))
             if fields is None:
                 continue
-            link = self._links[sender]
-            if fields[0] == "ACK":
-                link.acknowledged(fields[1])
-                if self._closing:
-                    with self._condition:
-                        self._condition.notify_all()
-            elif fields[0] == "DATA":
-                touched.add(sender)
-                if fields[1] == link.received + 1:  # else a repetition, or its predecessor was lost
-                    link.received += 1
-                    self._deliver(sender, fields[2])
+            try:
+                if self._take(sender, fields):
+                    touched.add(sender)
+            except (TypeError, ValueError, IndexError) as error:  # what one member sends must not end the thread
+                if sender not in self._malformed:
+                    self._malformed.add(sender)
+                    _log.warning("%s sent a malformed %.20s (%s)", self.members[sender].name, fields[0], error)
         for sender in touched:
             self._links[sender].acknowledge()
+
+    def _take(self, sender: int, fields: list[Any]) -> bool:
+        """Acts on one message; returns whether it has to be acknowledged."""
+        link = self._links[sender]
+        if fields[0] == "ACK":
+            link.acknowledged(fields[1])
+            if self._closing:
+                with self._condition:
+                    self._condition.notify_all()
+        elif fields[0] == "DATA":
+            _, number, piece, last = fields
+            payload = link.take(number, piece, last)
+            if payload is not None:
+                self._deliver(sender, payload)
+            return True
+        return False
 
     def _deliver(self, sender: int, payload: bytes) -> None:
         fields = messages.unpack(payload)
         if fields is None or len(fields) != 2:
             return
-        key, value = fields
+        key, value = fields  # `unpack` returns only what starts with a text
         with self._condition:
             if key == _GOODBYE:
                 self._links[sender].departed = True
@@ -344,6 +363,7 @@ class ControlPlane:
         for link in self._links.values():
             link.close(_LINGER_MS)
         joined.to_coordinator.close(_LINGER_MS)
+        joined.door.close()
         joined.router.close(0)
         joined.gate.close()
         joined.context.term()  # bounded: every socket has a bounded linger

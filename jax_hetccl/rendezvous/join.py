@@ -15,6 +15,7 @@ from jax_hetccl._config import Config
 from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
 from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
 from jax_hetccl.rendezvous.control import ControlPlane
+from jax_hetccl.rendezvous.door import Door
 from jax_hetccl.rendezvous.member import Joined, Member
 
 _log = logging.getLogger(__name__)
@@ -70,13 +71,14 @@ def _meet(
     fresh = zmq.curve_keypair()
     gate = zap.Gate(context)
     router = sockets.server(context, fresh)
+    door = Door(router, len(config.member_names))
     joiner: _Joiner | None = None
     try:
         address = addresses.local_address(config)
         port = sockets.bind_free(router, address, config.port_range)
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         full = {**record, "curve": fresh[0], "control": addresses.endpoint(address, port), "holder": holder}
-        joiner = _Joiner(context, config, full)
+        joiner = _Joiner(context, config, full, door)
         nonce, directory = joiner.wait_for_welcome(deadline)
         members = _members(config, directory)
         me = config.member_names.index(config.member_name)
@@ -86,6 +88,7 @@ def _meet(
             context,
             router,
             gate,
+            door,
             fresh,
             nonce,
             members,
@@ -99,6 +102,7 @@ def _meet(
     except BaseException:
         if joiner:
             joiner.close()
+        door.close()
         router.close(0)
         gate.close()
         context.term()
@@ -118,10 +122,16 @@ def _members(config: Config, directory: list[Any]) -> tuple[Member, ...]:
 class _Joiner:
     """Talks with the coordinator until it says WELCOME. Used by one thread; owns its socket."""
 
-    def __init__(self, context: zmq.Context, config: Config, record: dict[str, Any]) -> None:
+    def __init__(self, context: zmq.Context, config: Config, record: dict[str, Any], door: Door) -> None:
         self.instance = os.urandom(16)
+        self._door = door  # of the port that this process opens to the others, who come later
         self._config = config
         self._request = messages.pack("JOIN", messages.PROTOCOL, self.instance, record)
+        if len(self._request) > messages.PORT_BYTES - 1024:  # the rest is CURVE's
+            raise RendezvousError(
+                f"what {config.member_name} has to say of itself and its devices takes {len(self._request)} bytes, more "
+                f"than the {messages.PORT_BYTES} that a coordinator takes; start one process for fewer devices"
+            )
         pair = keys.curve_pair(config.secret, coordinator.world_identity(config), config.member_name)
         server_key = keys.curve_pair(config.secret, "", keys.COORDINATOR)[0]
         self._socket = sockets.client(context, pair, server_key)
@@ -172,6 +182,7 @@ class _Joiner:
         return None
 
     def _watch(self) -> None:
+        self._door.handle()
         while self._monitor.poll(0):
             self._seen.add(recv_monitor_message(self._monitor)["event"])
 

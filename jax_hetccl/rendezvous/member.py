@@ -9,6 +9,7 @@ import zmq
 
 from jax_hetccl.rendezvous import coordinator as coordinator_
 from jax_hetccl.rendezvous import zap
+from jax_hetccl.rendezvous.door import Door
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Joined:
     context: zmq.Context
     router: zmq.Socket
     gate: zap.Gate
+    door: Door
     keys: tuple[bytes, bytes]
     nonce: bytes
     members: tuple[Member, ...]
