@@ -218,9 +218,11 @@ def test_a_recorded_join_takes_no_seat():
     serving = coordinator.serve(config("left/0", port, clusters=TWO))
     recorder = Recorder(port)
     try:
-        with Meeting(recorder.port, clusters=TWO, coordinator_external=True, join_timeout=1.5) as meeting:
-            with pytest.raises(RendezvousError, match="never seen"):
-                meeting.start("right/0").result(10)
+        with (
+            Meeting(recorder.port, clusters=TWO, coordinator_external=True, join_timeout=1.5) as meeting,
+            pytest.raises(RendezvousError, match="never seen"),
+        ):
+            meeting.start("right/0").result(10)
         assert len(recorder.said[0]) > 300
         assert serving._seats == {}
         replay(port, bytes(recorder.said[0]))

@@ -297,22 +297,26 @@ class ControlPlane:
             except zmq.Again:
                 break
             self._joined.door.vouch(frames[-1])
-            fields = messages.unpack(frames[-1].buffer)
             sender = int(str(frames[-1].get("User-Id")))
-            if fields is None:
-                continue
-            try:
-                if self._take(sender, fields):
-                    touched.add(sender)
-            except (TypeError, ValueError, IndexError) as error:  # what one member sends must not end the thread
-                if sender not in self._malformed:
-                    self._malformed.add(sender)
-                    _log.warning("%s sent a malformed %.20s (%s)", self.members[sender].name, fields[0], error)
+            if self._take(sender, frames[-1].buffer):
+                touched.add(sender)
         for sender in touched:
             self._links[sender].acknowledge()
 
-    def _take(self, sender: int, fields: list[Any]) -> bool:
-        """Acts on one message; returns whether it has to be acknowledged."""
+    def _take(self, sender: int, data: memoryview | bytes) -> bool:
+        """Acts on what this member sent, whatever it is; returns whether it has to be acknowledged."""
+        fields = messages.unpack(data)
+        if fields is None:
+            return False
+        try:
+            return self._act(sender, fields)
+        except (TypeError, ValueError, IndexError) as error:
+            if sender not in self._malformed:
+                self._malformed.add(sender)
+                _log.warning("%s sent a malformed %.20s (%s)", self.members[sender].name, fields[0], error)
+            return False
+
+    def _act(self, sender: int, fields: list[Any]) -> bool:
         link = self._links[sender]
         if fields[0] == "ACK":
             link.acknowledged(fields[1])

@@ -147,14 +147,17 @@ class Coordinator:
             except ValueError:  # one frame only: not ours
                 continue
             self._door.vouch(frame)
-            fields = messages.unpack(frame.buffer)
-            name = str(frame.get("User-Id"))
-            if fields is None or name not in self._names:
-                continue
-            try:
-                self._dispatch(name, route.bytes, fields)
-            except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
-                self._reply(route.bytes, "REFUSED", f"{name} sent a malformed {fields[0]} ({error})")
+            self._take(str(frame.get("User-Id")), route.bytes, frame.buffer)
+
+    def _take(self, name: str, route: bytes, data: memoryview | bytes) -> None:
+        """Acts on what the member with this name sent, whatever it is."""
+        fields = messages.unpack(data)
+        if fields is None or name not in self._names:
+            return
+        try:
+            self._dispatch(name, route, fields)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+            self._reply(route, "REFUSED", f"{name} sent a malformed {fields[0]:.20} ({error})")
 
     def _dispatch(self, name: str, route: bytes, fields: list[Any]) -> None:
         kind, *rest = fields
