@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,11 +14,11 @@ from pathlib import Path
 import pytest
 from meeting import SECRET, Meeting, config, free_port
 
-from jax_hetccl import _secret
+from jax_hetccl import _native, _secret
 from jax_hetccl._config import resolve
 from jax_hetccl._errors import ConfigError, HetcclError, RendezvousError
 from jax_hetccl.launch.logs import LogFiles
-from jax_hetccl.rendezvous import keys
+from jax_hetccl.rendezvous import channels, keys
 
 # What the processes of a run see: of themselves, of each other, of their launcher.
 PROGRAM = """
@@ -122,3 +123,31 @@ def test_logs_are_for_their_user_only(tmp_path: Path):
     logs.close()
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
     assert logs.tail("left/0") == "text"
+
+
+def test_a_world_and_its_shared_memory_leave_nothing_in_the_file_system():
+    def open_files() -> set[str]:
+        found = set()
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/self/fd/{entry}"))
+        return found
+
+    before, memory = open_files(), set(os.listdir("/dev/shm"))
+    with Meeting(clusters="left:1,right:1") as meeting:
+        listening, record = channels.listeners(config("right/0", meeting.port))
+        started = meeting.start("left/0"), meeting.start("right/0", record)
+        for name, future in zip(("left/0", "right/0"), started, strict=True):
+            meeting.members[name] = future.result(20)
+        [segment] = _native.make_shm_segment(4096, 2)
+        try:
+            kinds = {link.partition(":")[0] for link in open_files() - before}
+            assert kinds <= {"socket", "anon_inode", "pipe", "/dev/null", "/memfd"}, kinds
+            assert set(os.listdir("/dev/shm")) == memory
+            # Nobody finds the socket by its name's place, and the name cannot be guessed.
+            assert listening[1].getsockname() == b"\0" + record["unix"].encode()
+            assert len(record["unix"].rpartition("-")[2]) == 16
+        finally:
+            os.close(segment)
+            for sock in listening:
+                sock.close()

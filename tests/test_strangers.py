@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import contextlib
 import json
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -21,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meeting import SECRET, Meeting, config, free_port
 
+import jax_hetccl
 from jax_hetccl.rendezvous import acceptor as acceptor_
 from jax_hetccl.rendezvous import addresses, channels, door, handshake, messages, sockets
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
@@ -343,3 +346,44 @@ def test_the_public_key_alone_opens_nothing():
         monitor.close(0)
         stranger.close(0)
         context.term()
+
+
+def test_nothing_that_a_peer_sends_is_evaluated_and_proofs_are_compared_in_constant_time():
+    package = Path(jax_hetccl.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not {name.split(".")[0] for name in names} & {
+                "pickle",
+                "marshal",
+                "shelve",
+                "dill",
+                "cloudpickle",
+            }, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), path
+    # In the handshake "==" stands between the magic's bytes only, which are no secret.
+    compared = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse((package / "rendezvous" / "handshake.py").read_text()))
+        if isinstance(node, ast.Compare)
+    ]
+    assert compared == ["hello[:len(_MAGIC)] != _MAGIC"]
+
+
+@pytest.mark.parametrize("side", ["dialer", "acceptor"])
+def test_a_proof_is_judged_by_nothing_but_the_constant_time_comparison(side, monkeypatch):
+    asked: list[tuple[bytes, bytes]] = []
+    monkeypatch.setattr(handshake.hmac, "compare_digest", lambda a, b: bool(asked.append((a, b))))
+    dialer = handshake.Dialer(bytes(32), Claim(0, 1, 0, 1, 0, 1, "tcp", bytes(8)))
+    taker = handshake.Acceptor(dialer.hello())
+    proof = dialer.proof(taker.answer())
+    if side == "acceptor":
+        assert taker.check(bytes(32), proof) is None
+    else:
+        assert not dialer.check(taker.proof(bytes(32)))
+    assert len(asked) == 1 and asked[0][0] == asked[0][1]
