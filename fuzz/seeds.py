@@ -46,6 +46,14 @@ SEEDS = {
         "control_characters": b"\2" + header(32, text=b"\x1b[31m\n\x7f"),
         "another_version": b"\0" + header(32, version=9),
     },
+    "rdma_handshake": {
+        "sender_agrees": b"\0\0" + record(2) + b"RK",
+        "receiver_agrees": b"\1\0" + record(1, slot_bytes=0) + b"RK",
+        "refused_at_once": b"\0\0" + record(2, error=1, text=b"no port"),
+        "fails_with_a_reason": b"\0\0" + record(2) + b"RF\x07no route",
+        "fails_in_the_middle_of_a_reason": b"\1\0" + record(1, slot_bytes=0) + b"F\xffno",
+        "no_probe": b"\0\xff" + record(2) + b"RK",
+    },
     "rdma_record": {
         "receiver": b"\0" + record(2),
         "sender": b"\1" + record(1, slot_bytes=0),
