@@ -25,7 +25,7 @@ from meeting import SECRET, Meeting, config, free_port
 
 import jax_hetccl
 from jax_hetccl.rendezvous import acceptor as acceptor_
-from jax_hetccl.rendezvous import addresses, channels, door, handshake, messages, sockets
+from jax_hetccl.rendezvous import addresses, channels, doorkeeper, handshake, messages, sockets
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
 from jax_hetccl.rendezvous.crowd import Crowd
 from jax_hetccl.rendezvous.handshake import Claim
@@ -190,7 +190,7 @@ def test_thousands_of_strangers_use_up_nothing_and_keep_nobody_out(besieged, soa
             watching.set()
             watcher.join()
         # The bound for each port, and what is accepted before a thread has looked.
-        bound = 2 * door.LEAST_PENDING + acceptor_.MAX_PENDING + 200
+        bound = 2 * doorkeeper.LEAST_PENDING + acceptor_.MAX_PENDING + 200
         assert most[0] - before < bound
         assert most[1] - memory < 64 << 10
         deadline = time.monotonic() + 15
@@ -241,7 +241,7 @@ def port() -> Iterator[int]:
     """A ROUTER behind a door, as the coordinator and every member have one, with a thread that serves it."""
     context = zmq.Context()
     router = sockets.server(context, zmq.curve_keypair())
-    watched = door.Door(router, 2)
+    watched = doorkeeper.Doorkeeper(router, 2)
     found = sockets.bind_free(router, "127.0.0.1", None)
     stop = threading.Event()
 
@@ -304,7 +304,7 @@ def test_a_slow_sender_has_as_long_as_anybody(monkeypatch):
 
 def test_a_member_that_speaks_is_no_stranger_however_many_come(monkeypatch):
     """Its connection stays the same through a flood that displaces all others of its address."""
-    monkeypatch.setattr(door, "LEAST_PENDING", 8)
+    monkeypatch.setattr(doorkeeper, "LEAST_PENDING", 8)
     with Meeting(clusters="left:1,right:1") as meeting:
         left, right = meeting.join("left/0", "right/0")
         left.publish("before", 1)

@@ -244,7 +244,7 @@ class ControlPlane:
     def _loop(self) -> None:
         joined = self._joined
         poller = zmq.Poller()
-        for source in (joined.router, joined.gate.socket, joined.door.monitor, joined.to_coordinator, self._wake):
+        for source in (joined.router, joined.gate.socket, joined.doorkeeper.monitor, joined.to_coordinator, self._wake):
             poller.register(source, zmq.POLLIN)
         monitors = {link.monitor: link for link in self._links.values()}
         for monitor in monitors:
@@ -253,10 +253,10 @@ class ControlPlane:
         while not self._stop:
             for source, _ in poller.poll(_POLL_MS):
                 if source is joined.router:
-                    joined.door.handle()
+                    joined.doorkeeper.handle()
                     self._receive()
-                elif source is joined.door.monitor:
-                    joined.door.handle()
+                elif source is joined.doorkeeper.monitor:
+                    joined.doorkeeper.handle()
                 elif source is joined.gate.socket:
                     joined.gate.handle()
                 elif source is joined.to_coordinator:
@@ -296,7 +296,7 @@ class ControlPlane:
                 frames = self._joined.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            self._joined.door.vouch(frames[-1])
+            self._joined.doorkeeper.vouch(frames[-1])
             sender = int(str(frames[-1].get("User-Id")))
             if self._take(sender, frames[-1].buffer):
                 touched.add(sender)
@@ -367,7 +367,7 @@ class ControlPlane:
         for link in self._links.values():
             link.close(_LINGER_MS)
         joined.to_coordinator.close(_LINGER_MS)
-        joined.door.close()
+        joined.doorkeeper.close()
         joined.router.close(0)
         joined.gate.close()
         joined.context.term()  # bounded: every socket has a bounded linger

@@ -25,7 +25,7 @@ import zmq
 from jax_hetccl._config import Config
 from jax_hetccl._errors import RendezvousError
 from jax_hetccl.rendezvous import addresses, keys, messages, sockets, zap
-from jax_hetccl.rendezvous.door import Door
+from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Coordinator:
         admitted = {keys.curve_pair(config.secret, identity, name)[0]: name for name in self._names}
         self._gate = zap.Gate(self._context, admitted)
         self._router = sockets.server(self._context, keys.curve_pair(config.secret, "", keys.COORDINATOR))
-        self._door = Door(self._router, len(self._names))
+        self._doorkeeper = Doorkeeper(self._router, len(self._names))
         host = bind_address or _bind_address(config)
         try:
             self._router.bind(addresses.endpoint(host, config.coordinator[1]))
@@ -117,12 +117,12 @@ class Coordinator:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._gate.socket, zmq.POLLIN)
-        poller.register(self._door.monitor, zmq.POLLIN)
+        poller.register(self._doorkeeper.monitor, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         try:
             while not self._stop.is_set():
                 ready = dict(poller.poll(_POLL_MS))
-                self._door.handle()
+                self._doorkeeper.handle()
                 if self._gate.socket in ready:
                     self._gate.handle()
                 if self._router in ready:
@@ -133,7 +133,7 @@ class Coordinator:
             self._close_sockets()
 
     def _close_sockets(self) -> None:
-        self._door.close()
+        self._doorkeeper.close()
         self._router.close(0)
         self._gate.close()
         self._context.term()
@@ -146,7 +146,7 @@ class Coordinator:
                 return
             except ValueError:  # one frame only: not ours
                 continue
-            self._door.vouch(frame)
+            self._doorkeeper.vouch(frame)
             self._take(str(frame.get("User-Id")), route.bytes, frame.buffer)
 
     def _take(self, name: str, route: bytes, data: memoryview | bytes) -> None:

@@ -15,7 +15,7 @@ from jax_hetccl._config import Config
 from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
 from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
 from jax_hetccl.rendezvous.control import ControlPlane
-from jax_hetccl.rendezvous.door import Door
+from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
 from jax_hetccl.rendezvous.member import Joined, Member
 
 _log = logging.getLogger(__name__)
@@ -71,14 +71,14 @@ def _meet(
     fresh = zmq.curve_keypair()
     gate = zap.Gate(context)
     router = sockets.server(context, fresh)
-    door = Door(router, len(config.member_names))
+    doorkeeper = Doorkeeper(router, len(config.member_names))
     joiner: _Joiner | None = None
     try:
         address = addresses.local_address(config)
         port = sockets.bind_free(router, address, config.port_range)
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         full = {**record, "curve": fresh[0], "control": addresses.endpoint(address, port), "holder": holder}
-        joiner = _Joiner(context, config, full, door)
+        joiner = _Joiner(context, config, full, doorkeeper)
         nonce, directory = joiner.wait_for_welcome(deadline)
         members = _members(config, directory)
         me = config.member_names.index(config.member_name)
@@ -88,7 +88,7 @@ def _meet(
             context,
             router,
             gate,
-            door,
+            doorkeeper,
             fresh,
             nonce,
             members,
@@ -102,7 +102,7 @@ def _meet(
     except BaseException:
         if joiner:
             joiner.close()
-        door.close()
+        doorkeeper.close()
         router.close(0)
         gate.close()
         context.term()
@@ -122,9 +122,9 @@ def _members(config: Config, directory: list[Any]) -> tuple[Member, ...]:
 class _Joiner:
     """Talks with the coordinator until it says WELCOME. Used by one thread; owns its socket."""
 
-    def __init__(self, context: zmq.Context, config: Config, record: dict[str, Any], door: Door) -> None:
+    def __init__(self, context: zmq.Context, config: Config, record: dict[str, Any], doorkeeper: Doorkeeper) -> None:
         self.instance = os.urandom(16)
-        self._door = door  # of the port that this process opens to the others, who come later
+        self._doorkeeper = doorkeeper  # of the port that this process opens to the others, who come later
         self._config = config
         self._request = messages.pack("JOIN", messages.PROTOCOL, self.instance, record)
         if len(self._request) > messages.PORT_BYTES - 1024:  # the rest is CURVE's
@@ -182,7 +182,7 @@ class _Joiner:
         return None
 
     def _watch(self) -> None:
-        self._door.handle()
+        self._doorkeeper.handle()
         while self._monitor.poll(0):
             self._seen.add(recv_monitor_message(self._monitor)["event"])
 

@@ -104,7 +104,7 @@ class Link:
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._down_since = None
                 self._connections += 1
-                # Whoever has said nothing yet counts as a stranger there (see `door`).
+                # Whoever has said nothing yet counts as a stranger there (see `doorkeeper`).
                 self.acknowledge()
                 if self._connections > 1:
                     for _, data in self._kept:

@@ -9,7 +9,7 @@ import zmq
 
 from jax_hetccl.rendezvous import coordinator as coordinator_
 from jax_hetccl.rendezvous import zap
-from jax_hetccl.rendezvous.door import Door
+from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Joined:
     context: zmq.Context
     router: zmq.Socket
     gate: zap.Gate
-    door: Door
+    doorkeeper: Doorkeeper
     keys: tuple[bytes, bytes]
     nonce: bytes
     members: tuple[Member, ...]

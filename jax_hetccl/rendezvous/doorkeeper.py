@@ -33,7 +33,7 @@ _EVENT = struct.Struct("=Hi")
 _BATCH = 1024
 
 
-class Door:
+class Doorkeeper:
     """Watches the connections of one ROUTER. Used by the thread that owns the socket; owns `monitor`.
 
     Attributes:
@@ -54,7 +54,7 @@ class Door:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         # Of a family whose addresses are the longest, or Python cuts the others' short.
         self._look = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, socket.socket().detach())
-        where = f"inproc://hetccl.door.{id(self)}"
+        where = f"inproc://hetccl.doorkeeper.{id(self)}"
         router.monitor(where, _EVENTS)
         self.monitor: zmq.Socket = router.context.socket(zmq.PAIR)
         self.monitor.linger = 0
