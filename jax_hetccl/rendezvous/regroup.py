@@ -27,12 +27,16 @@ from jax_hetccl.rendezvous.survivors import Word
 
 _log = logging.getLogger(__name__)
 
-_WORD, _DECISION = "regroup/word", "regroup/decision"
+_WORD, _DECISION, _END = "regroup/word", "regroup/decision", "regroup/end"
 _HELLO, _REACHED = "join/hello", "join/reached"
 # How often a waiting process looks who has died.
 _LOOK_S = 0.05
 # Beyond the time that a silent cluster has: to agree, to connect, and to begin again if somebody dies meanwhile.
 _FORM_S = 20.0
+
+
+class _ClusterLostError(PeerLostError):
+    """This cluster cannot go on; the others can."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,36 +97,47 @@ class _Regroup:
         self._started = time.monotonic()
         self._gone = frozenset(m.cluster for m in old.members if clusters is not None and m.cluster_name not in clusters)
         self._condition = threading.Condition()
+        before = old.published(_END, old.me).get(_END, [0])
+        self._attempt = before[0] + 1
         self._words: dict[int, Word] = {}
+        self._ends: dict[int, tuple[int, str]] = {}
         self._decision: _Decision | None = None
         self._heard = 0  # counts what has come in, for those who wait for more
 
     def run(self) -> ControlPlane:
+        self._old.subscribe(_END, self._on_end)
         self._old.subscribe(_WORD, self._on_word)
         self._old.subscribe(_DECISION, self._on_decision)
         try:
-            while True:
-                control = self._try()
-                if control is not None:
-                    break
-            check_agreement(control)
-        except BaseException:
-            try:
-                self._old.publish(_WORD, None)
-            except HetcclError:  # it was closed under us
+            while (control := self._try()) is None:
                 pass
+            check_agreement(control)
+            return control
+        except BaseException as error:
+            self._give_up(error)
             raise
-        return control
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tells those who wait for this process; they would take it for silent."""
+        try:
+            if isinstance(error, _ClusterLostError):
+                self._old.publish(_WORD, Word(self._gone | {self._me.cluster}, self._asked, {}, self._attempt).packed())
+            else:
+                self._old.publish(_END, [self._attempt, str(error) or type(error).__name__])
+        except HetcclError:  # it was closed under us
+            pass
 
     # --- on the old control thread -------------------------------------------------------------
 
     def _on_word(self, member: int, _key: str, value: Any) -> None:
-        word = Word.unpacked(value)
         with self._condition:
-            if word is None:
-                self._words.pop(member, None)
-            else:
-                self._words[member] = word
+            self._words[member] = Word.unpacked(value)
+            self._notice()
+
+    def _on_end(self, member: int, _key: str, value: Any) -> None:
+        attempt, text = value
+        with self._condition:
+            self._ends[member] = (int(attempt), str(text))
             self._notice()
 
     def _on_decision(self, member: int, _key: str, value: Any) -> None:
@@ -130,6 +145,10 @@ class _Regroup:
         with self._condition:
             self._decision = _Decision(member, bytes(nonce), {str(name): said for name, said in directory})
             self._notice()
+
+    def _said(self) -> dict[int, Word]:
+        """The words that hold: those of attempts that go on. Needs the lock."""
+        return {m: w for m, w in self._words.items() if w.attempt > self._ends.get(m, (0, ""))[0]}
 
     def _notice(self) -> None:
         self._heard += 1
@@ -178,10 +197,11 @@ class _Regroup:
         members, said = self._old.members, None
         while True:
             with self._condition:
-                words, found, heard = dict(self._words), self._decision, self._heard
+                words, found, heard = self._said(), self._decision, self._heard
+                ends = {m: text for m, (attempt, text) in self._ends.items() if attempt >= self._attempt}
             self._gone = self._now_gone(words)
-            self._refuse(words, found)
-            word = Word(self._gone, self._asked, door.record)
+            self._refuse(words, found, ends)
+            word = Word(self._gone, self._asked, door.record, self._attempt)
             if word != said:
                 self._old.publish(_WORD, word.packed())
                 said = word
@@ -210,18 +230,14 @@ class _Regroup:
     def _late(self) -> bool:
         return time.monotonic() - self._started > self._timeout
 
-    def _refuse(self, words: Mapping[int, Word], found: _Decision | None) -> None:
+    def _refuse(self, words: Mapping[int, Word], found: _Decision | None, ends: Mapping[int, str]) -> None:
         """Raises what stands in the way of going on."""
         own = [m for m in self._old.members if m.cluster == self._me.cluster]
         if away := [m.name for m in own if self._old.state_of(m.index) != "present"]:
-            raise PeerLostError(
+            raise _ClusterLostError(
                 f"{self._me.name} cannot go on: its cluster lost {', '.join(away)}, and a cluster goes on as a whole. End its "
                 "processes and start them again; initialize() brings the cluster back into the job"
             )
-        heard = {i: word for i, word in words.items() if self._old.members[i].cluster not in self._gone}
-        said = {**heard, self._me.index: Word(self._gone, self._asked, {})}
-        if (difference := survivors.differing(said, self._old.members)) is not None:
-            raise AgreementError(f"reinitialize: {difference}; name the same clusters in every process")
         left_out = found is not None and self._me.name not in found.directory
         if left_out or self._me.cluster in self._gone:
             who = ", ".join(found.directory) if left_out and found is not None else "the other clusters"
@@ -229,9 +245,16 @@ class _Regroup:
                 f"{self._me.name}: {who} go on without this cluster, which they took for lost (or did not name). Call "
                 "hetccl.shutdown() and hetccl.initialize(), or start the processes again, to come back into the job"
             )
+        heard = {i: word for i, word in words.items() if self._old.members[i].cluster not in self._gone}
+        said = {**heard, self._me.index: Word(self._gone, self._asked)}
+        if (difference := survivors.differing(said, self._old.members)) is not None:
+            raise AgreementError(f"reinitialize: {difference}; name the same clusters in every process")
         named = [m for m in self._old.members if self._asked and m.cluster_name in self._asked]
         if away := sorted({m.name for m in named if m.cluster in self._gone}):
             raise PeerLostError(f"reinitialize(clusters={','.join(self._asked or ())!r}): {', '.join(away)} is gone; leave it out")
+        for m in survivors.living(self._gone, self._old.members):
+            if m.index in ends:
+                raise RendezvousError(f"reinitialize: {m.name} gave up: {ends[m.index]}")
         left = sorted({m.cluster_name for m in survivors.living(self._gone, self._old.members)})
         if len(left) < self._at_least:
             raise RendezvousError(
@@ -283,7 +306,7 @@ class _Regroup:
         while True:
             with self._condition:
                 hello, done = set(came[_HELLO]), set(came[_REACHED])
-                words, heard = dict(self._words), self._heard
+                words, heard = self._said(), self._heard
             if not reached and hello >= others.keys():
                 reached = True
                 control.publish(_REACHED, None)

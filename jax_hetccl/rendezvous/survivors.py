@@ -21,23 +21,24 @@ class Word:
       gone: the clusters (indices) that it goes on without.
       asked: the clusters (names) that its program named, or None: whoever is left.
       record: facts about it for the new world, with its new public key.
+      attempt: how often it has tried in this world.
     """
 
     gone: frozenset[int]
-    asked: tuple[str, ...] | None
-    record: Mapping[str, Any]
+    asked: tuple[str, ...] | None = None
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    attempt: int = 1
 
     def packed(self) -> list[Any]:
         """The word as it travels."""
-        return [sorted(self.gone), self.asked and list(self.asked), dict(self.record)]
+        return [sorted(self.gone), self.asked and list(self.asked), dict(self.record), self.attempt]
 
     @classmethod
-    def unpacked(cls, value: Any) -> Word | None:
-        """The word that travelled; None for one that was taken back."""
-        if value is None:
-            return None
-        gone, asked, record = value
-        return cls(frozenset(map(int, gone)), None if asked is None else tuple(map(str, asked)), dict(record))
+    def unpacked(cls, value: Any) -> Word:
+        """The word that travelled."""
+        gone, asked, record, attempt = value
+        names = None if asked is None else tuple(map(str, asked))
+        return cls(frozenset(map(int, gone)), names, dict(record), int(attempt))
 
 
 def merged(gone: Iterable[int], words: Mapping[int, Word], members: Sequence[Member]) -> frozenset[int]:
