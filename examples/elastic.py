@@ -22,7 +22,9 @@ import jax_hetccl as hetccl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
-parser.add_argument("--together", type=int, default=10, help="the last so many steps wait for a lost cluster, a minute at most")
+parser.add_argument(
+    "--together", type=int, default=10, help="the last so many steps wait for a lost cluster, a minute at most"
+)
 parser.add_argument("--kill", default=":0", metavar="CLUSTER:STEP", help="a cluster that dies before a step")
 parser.add_argument("--save", help="a folder for the state from which training goes on after each change of clusters")
 parser.add_argument("--load", help="a file of that folder, to begin with")
@@ -81,16 +83,19 @@ def checksum(state):
 
 
 snapshots = hetccl.Snapshots()
-start = np.load(args.load) if args.load else {"step": 0, "w": np.zeros(8, np.float32), "velocity": np.zeros(8, np.float32)}
+start = (
+    np.load(args.load) if args.load else {"step": 0, "w": np.zeros(8, np.float32), "velocity": np.zeros(8, np.float32)}
+)
 step, state = resumed((jnp.array(start["w"]), jnp.array(start["velocity"])))
 step += int(start["step"])
+doomed = args.kill if step == 0 else None  # not once more after the return
 lost = False
 while step < args.steps:
     try:
         if lost:
             hetccl.reinitialize()  # an error if the world is well: then the one that led here is the program's own
             (step, state), lost = resumed(state), False
-        if f"{name}:{step}" == args.kill:
+        if f"{name}:{step}" == doomed:
             os.kill(os.getpid(), signal.SIGKILL)
         state, loss = train(state, step)
         snapshots.keep(step + 1, state)

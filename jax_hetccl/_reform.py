@@ -33,7 +33,9 @@ def reinitialize(
         except (TypeError, ValueError) as error:
             raise ConfigError(f"reinitialize(clusters={clusters!r}): {error}") from None
         if job.cluster_name not in names:
-            raise ConfigError(f"reinitialize(clusters={clusters!r}): without {job.cluster_name}, the cluster that calls it")
+            raise ConfigError(
+                f"reinitialize(clusters={clusters!r}): without {job.cluster_name}, the cluster that calls it"
+            )
     if names is None or set(names) <= set(present):
         if names is None:
             _await_failure(world)
@@ -104,9 +106,7 @@ def waiting_clusters() -> tuple[str, ...]:
     return complete(world.job.clusters, [c.name for c in world.clusters], said.values())
 
 
-def complete(
-    job: Iterable[tuple[str, int]], present: Iterable[str], said: Iterable[Iterable[str]]
-) -> tuple[str, ...]:
+def complete(job: Iterable[tuple[str, int]], present: Iterable[str], said: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """The clusters all of whose processes everybody has heard of, without those that are there already.
 
     Args:
@@ -120,6 +120,4 @@ def complete(
     """
     here = set(present)
     known = set.intersection(*map(set, said))
-    return tuple(
-        name for name, count in job if name not in here and all(f"{name}/{p}" in known for p in range(count))
-    )
+    return tuple(name for name, count in job if name not in here and all(f"{name}/{p}" in known for p in range(count)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -18,7 +18,6 @@ from jax_hetccl._world import World
 from jax_hetccl.resuming import dropped, resumption
 
 Where = Literal["host", "device", "reference"]
-_WHERE: tuple[Where, ...] = ("host", "device", "reference")
 
 # Gives a leaf back as an array of its own, which the program may donate.
 _Restore = Callable[[], Any]
@@ -56,9 +55,9 @@ class Snapshots:
     def __init__(self, every: int = 1, depth: int = 2, where: Where = "host") -> None:
         if every < 1 or depth < 2:
             raise ConfigError(f"Snapshots(every={every}, depth={depth}): every must be 1 at least, and depth 2")
-        if where not in _WHERE:
-            raise ConfigError(f"Snapshots(where={where!r}): expected one of {', '.join(_WHERE)}")
-        self._every, self._depth, self._where = every, depth, where
+        if where not in _KEEPERS:
+            raise ConfigError(f"Snapshots(where={where!r}): expected one of {', '.join(_KEEPERS)}")
+        self._every, self._depth, self._keeper = every, depth, _KEEPERS[where]
         self._kept: dict[int, _Kept] = {}
 
     @property
@@ -134,7 +133,7 @@ class Snapshots:
         # The oldest goes first: there is no moment with more than `depth` copies of the state.
         for old in dropped({**self._kept, step: None}, self._depth):
             del self._kept[old]
-        self._kept[step] = _Kept(step, tuple(names), tuple(_keeper(self._where)(leaf) for leaf in leaves))
+        self._kept[step] = _Kept(step, tuple(names), tuple(self._keeper(leaf) for leaf in leaves))
 
     def _compare(self, world: World, step: int, tree: Any) -> None:
         """Raises if the clusters that hold the step hold different bits."""
@@ -167,10 +166,6 @@ class _Kept:
         return jax.tree.unflatten(treedef, [restore() for restore in self.leaves])
 
 
-def _keeper(where: Where) -> Callable[[Any], _Restore]:
-    return {"host": _on_host, "device": _on_device, "reference": _as_it_is}[where]
-
-
 def _as_it_is(leaf: Any) -> _Restore:
     def restore() -> Any:
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
@@ -182,8 +177,8 @@ def _as_it_is(leaf: Any) -> _Restore:
 
 def _on_host(leaf: Any) -> _Restore:
     if not isinstance(leaf, jax.Array):
-        value = np.array(leaf)
-        return lambda: value.copy()
+        value = np.array(jnp.asarray(leaf))  # what a cluster that gets it by broadcast has
+        return lambda: jnp.array(value)
     if _is_key(leaf):
         return _wrapping(leaf, _on_host(jax.random.key_data(leaf)))
     parts: dict[Any, np.ndarray] = {}
@@ -227,5 +222,8 @@ def _is_key(leaf: jax.Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _place(index: Sequence[slice]) -> tuple[tuple[Any, ...], ...]:
-    return tuple((part.start, part.stop, part.step) for part in index)
+_KEEPERS: Mapping[Where, Callable[[Any], _Restore]] = {"host": _on_host, "device": _on_device, "reference": _as_it_is}
+
+
+def _place(index: Sequence[slice] | None) -> tuple[tuple[Any, ...], ...]:
+    return tuple((part.start, part.stop, part.step) for part in index or ())

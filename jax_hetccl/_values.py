@@ -69,7 +69,9 @@ def parse_subset(value: Any, clusters: Sequence[tuple[str, int]]) -> tuple[str, 
     else:
         parts = value.split(",") if isinstance(value, str) else list(value)
         words = [part if isinstance(part, str) else f"{part[0]}:{part[1]}" for part in parts]
-        pairs = [(name.strip(), count.strip()) for name, _, count in (word.partition(":") for word in words if word.strip())]
+        pairs = [
+            (name.strip(), count.strip()) for name, _, count in (word.partition(":") for word in words if word.strip())
+        ]
     known = dict(clusters)
     for name, count in pairs:
         if name not in known:

@@ -16,8 +16,8 @@ import jax
 
 from jax_hetccl import _compat, island, tables
 from jax_hetccl._config import Config, ask_for_queues, growing_memory, resolve
-from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl._engines import EngineFactory, native_engine, native_segment
+from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
 from jax_hetccl.failure import FailureMonitor
 from jax_hetccl.gpus import Gpu
@@ -291,7 +291,8 @@ def reform(meet: Meet) -> World:
             _current = None
             old.close()
             if control.me == 0 and not control.hosts:
-                control.host(coordinator.host(old.job))
+                with _logged("hosting the coordinator for clusters that come back"):
+                    control.host(coordinator.host(old.job))
 
         _current = form(old.job, native_engine, native_segment, meet=meet, retire=retire)
         return _current

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meeting import Meeting, config
 
+from jax_hetccl import _reform
 from jax_hetccl._errors import AgreementError, HetcclError, PeerLostError, RendezvousError
 from jax_hetccl._reform import complete
+from jax_hetccl.rendezvous import coordinator, survivors
 from jax_hetccl.rendezvous import regroup as regroup_lib
-from jax_hetccl.rendezvous import survivors
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
 from jax_hetccl.rendezvous.member import Member, members_of, narrowed
@@ -119,7 +120,7 @@ def test_the_coordinators_machine_is_not_needed_and_its_cluster_comes_back(start
     assert narrowed(world.job("b/0"), made[0].members).clusters == (("b", 2), ("c", 1))
     assert not made[0].seekers()
     world.retire(left, made)
-    made[0].host(regroup_lib_host(world, "b/0"))  # the first of those left takes the coordinator over
+    made[0].host(coordinator.host(world.job("b/0")))  # the first of those left takes the coordinator over
     assert made[0].hosts
     back = world.start(lambda: join(world.job("a/0")))
     deadline = time.monotonic() + 15
@@ -140,12 +141,6 @@ def test_the_coordinators_machine_is_not_needed_and_its_cluster_comes_back(start
     grown[0].publish("step", 1)
     assert grown[3].collect("step", [0], 5) == {0: 1}
     assert grown[1].hosts
-
-
-def regroup_lib_host(world: World, name: str) -> Any:
-    from jax_hetccl.rendezvous import coordinator
-
-    return coordinator.host(world.job(name))
 
 
 def test_a_death_while_they_agree(start: Any) -> None:
@@ -237,7 +232,7 @@ def test_too_few_and_a_broken_cluster(start: Any) -> None:
     with pytest.raises(PeerLostError, match=r"b/0 cannot go on: its cluster lost b/1"):
         world.regroup("b/0").result(10)
     for future in few:
-        with pytest.raises(RendezvousError, match="the clusters a, c is left, fewer than at_least=3|of the clusters a, c"):
+        with pytest.raises(RendezvousError, match="only a, c can go on, fewer clusters than at_least=3"):
             future.result(20)
     assert [names_of(control) for control in world.together("a/0", "c/0", at_least=2)] == [["a/0", "c/0"]] * 2
 
@@ -282,6 +277,19 @@ def test_some_of_those_lost_come_back(start: Any) -> None:
     for old, new in zip(made, grown, strict=False):
         new.inherit(old)
         old.close()
+
+
+def test_a_failure_that_is_still_being_agreed_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_reform, "_FAILURE_S", 0.3)
+
+    class World:
+        failure: HetcclError | None = None
+
+    world: Any = World()
+    with pytest.raises(HetcclError, match="is well, so there is no loss to go on from"):
+        _reform._await_failure(world)
+    threading.Timer(0.1, lambda: setattr(world, "failure", PeerLostError("gone"))).start()
+    _reform._await_failure(world)
 
 
 # --- pure decisions ------------------------------------------------------------------------------

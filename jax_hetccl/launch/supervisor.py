@@ -194,7 +194,9 @@ class Supervisor:
             return False
         self._restarts -= 1
         self._restarting.add(plan.cluster)
-        self._say(f"{plan.name} failed: {describe(status)}; starting its cluster again ({self._restarts} more restarts)")
+        self._say(
+            f"{plan.name} failed: {describe(status)}; starting its cluster again ({self._restarts} more restarts)"
+        )
         for child in self._running:
             if child.plan.cluster == plan.cluster:
                 child.signal(signal.SIGKILL)

@@ -9,7 +9,6 @@ from typing import Any
 import zmq
 
 from jax_hetccl._config import Config
-from jax_hetccl._errors import RendezvousError
 from jax_hetccl.rendezvous import addresses, keys, sockets, zap
 from jax_hetccl.rendezvous.coordinator import world_identity
 

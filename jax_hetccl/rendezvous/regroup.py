@@ -1,8 +1,8 @@
 """Forming a smaller world out of a failed one, over the control plane that still connects its survivors.
 
 Each process says whom it takes for gone and takes over what the others say (`survivors`). Once those left say the same,
-the first of them decides: it makes the new world's nonce and sends everybody the records, with public keys made for
-that world alone. Everybody then connects with everybody. Who has heard from all says so, and the world stands when all
+the first of them decides: it makes the new world's nonce and tells whose words it heard, which bring the public keys made
+for that world alone. Everybody then connects with everybody. Who has heard from all says so, and the world stands when all
 that live have said so; if somebody dies before, the others begin again over the old control plane, which they have kept.
 """
 
@@ -41,11 +41,11 @@ class _ClusterLostError(PeerLostError):
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    """What the first living process decided: the nonce, and name and record of every member of the new world."""
+    """What the first living process decided: the nonce, and name and public key of every member of the new world."""
 
     sender: int
     nonce: bytes
-    directory: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, bytes]
 
 
 def regroup(
@@ -95,13 +95,16 @@ class _Regroup:
         self._asked = None if clusters is None else tuple(clusters)
         self._at_least, self._timeout = at_least, timeout
         self._started = time.monotonic()
-        self._gone = frozenset(m.cluster for m in old.members if clusters is not None and m.cluster_name not in clusters)
+        self._gone = frozenset(
+            m.cluster for m in old.members if clusters is not None and m.cluster_name not in clusters
+        )
         self._condition = threading.Condition()
         before = old.published(_END, old.me).get(_END, [0])
         self._attempt = before[0] + 1
         self._words: dict[int, Word] = {}
         self._ends: dict[int, tuple[int, str]] = {}
         self._decision: _Decision | None = None
+        self._tried: _Decision | None = None  # the last one that this process followed
         self._heard = 0  # counts what has come in, for those who wait for more
 
     def run(self) -> ControlPlane:
@@ -111,7 +114,6 @@ class _Regroup:
         try:
             while (control := self._try()) is None:
                 pass
-            check_agreement(control)
             return control
         except BaseException as error:
             self._give_up(error)
@@ -141,9 +143,9 @@ class _Regroup:
             self._notice()
 
     def _on_decision(self, member: int, _key: str, value: Any) -> None:
-        nonce, directory = value
+        nonce, named = value
         with self._condition:
-            self._decision = _Decision(member, bytes(nonce), {str(name): said for name, said in directory})
+            self._decision = _Decision(member, bytes(nonce), {str(name): bytes(key) for name, key in named})
             self._notice()
 
     def _said(self) -> dict[int, Word]:
@@ -166,8 +168,8 @@ class _Regroup:
         """One world that is agreed on and tried; None if somebody died before it stood."""
         door = Door(self._job, self._record)
         try:
-            decision = self._agreed(door)
-            members = members_of(self._job, list(decision.directory.items()))
+            decision, directory = self._agreed(door)
+            members = members_of(self._job, directory)
             me = next(m.index for m in members if m.name == self._me.name)
             client = to_coordinator(door.context, self._job)
         except BaseException:
@@ -185,6 +187,7 @@ class _Regroup:
         )  # fmt: skip
         try:
             if self._stands(control, decision):
+                check_agreement(control)
                 return control
         except BaseException:
             control.abandon()
@@ -192,8 +195,9 @@ class _Regroup:
         control.abandon()
         return None
 
-    def _agreed(self, door: Door) -> _Decision:
-        """Says who is gone until those left say the same and one has decided."""
+    def _agreed(self, door: Door) -> tuple[_Decision, list[tuple[str, Mapping[str, Any]]]]:
+        """Says who is gone until those left say the same and one has decided; the decision, and everybody's record as it
+        said it itself."""
         members, said = self._old.members, None
         while True:
             with self._condition:
@@ -207,13 +211,15 @@ class _Regroup:
                 said = word
             words[self._me.index] = word
             left = survivors.living(self._gone, members)
-            if found is not None and self._holds(found, left, door):
-                return found
+            directory = [(m.name, words[m.index].record) for m in left if m.index in words]
+            keys = {name: record.get("curve", b"") for name, record in directory}
             if left[0] is self._me and not survivors.undecided(self._gone, words, members):
-                directory = {m.name: words[m.index].record for m in left}
-                decision = _Decision(self._me.index, os.urandom(32), directory)
-                self._old.publish(_DECISION, [decision.nonce, [[n, dict(r)] for n, r in directory.items()]])
-                return decision
+                found = _Decision(self._me.index, os.urandom(32), keys)
+                self._old.publish(_DECISION, [found.nonce, list(map(list, keys.items()))])
+            # One of an earlier attempt, or before somebody died, names other keys.
+            if found is not None and found.sender == left[0].index and found.keys == keys and len(keys) == len(left):
+                self._tried = found
+                return found, directory
             self._bounded(words)
             self._wait(heard)
 
@@ -238,9 +244,12 @@ class _Regroup:
                 f"{self._me.name} cannot go on: its cluster lost {', '.join(away)}, and a cluster goes on as a whole. End its "
                 "processes and start them again; initialize() brings the cluster back into the job"
             )
-        left_out = found is not None and self._me.name not in found.directory
-        if left_out or self._me.cluster in self._gone:
-            who = ", ".join(found.directory) if left_out and found is not None else "the other clusters"
+        with_us = self._tried.keys if self._tried is not None else ()
+        departed = [m for m in self._old.members if self._old.state_of(m.index) == "departed" and m.index not in ends]
+        ahead = [m.name for m in departed if m.name in with_us]
+        left_out = found is not None and self._me.name not in found.keys
+        if ahead or left_out or self._me.cluster in self._gone:
+            who = ", ".join(ahead or (found.keys if left_out and found is not None else ("the other clusters",)))
             raise RendezvousError(
                 f"{self._me.name}: {who} go on without this cluster, which they took for lost (or did not name). Call "
                 "hetccl.shutdown() and hetccl.initialize(), or start the processes again, to come back into the job"
@@ -251,25 +260,18 @@ class _Regroup:
             raise AgreementError(f"reinitialize: {difference}; name the same clusters in every process")
         named = [m for m in self._old.members if self._asked and m.cluster_name in self._asked]
         if away := sorted({m.name for m in named if m.cluster in self._gone}):
-            raise PeerLostError(f"reinitialize(clusters={','.join(self._asked or ())!r}): {', '.join(away)} is gone; leave it out")
+            raise PeerLostError(
+                f"reinitialize(clusters={','.join(self._asked or ())!r}): {', '.join(away)} is gone; leave it out"
+            )
         for m in survivors.living(self._gone, self._old.members):
             if m.index in ends:
                 raise RendezvousError(f"reinitialize: {m.name} gave up: {ends[m.index]}")
         left = sorted({m.cluster_name for m in survivors.living(self._gone, self._old.members)})
         if len(left) < self._at_least:
             raise RendezvousError(
-                f"{self._me.name}: of the clusters {', '.join(left)} is left, fewer than at_least={self._at_least}; the "
-                "job ends here, or goes on elsewhere if the network has split"
+                f"reinitialize: only {', '.join(left)} can go on, fewer clusters than at_least={self._at_least}; the job "
+                "ends here, or goes on elsewhere if the network has split"
             )
-
-    def _holds(self, found: _Decision, left: Sequence[Member], door: Door) -> bool:
-        """Whether a decision is about this attempt: of the first one left, with all of them and our present key."""
-        mine = found.directory.get(self._me.name, {})
-        return (
-            found.sender == left[0].index
-            and list(found.directory) == [m.name for m in left]
-            and mine.get("curve") == door.keys[0]
-        )
 
     def _bounded(self, words: Mapping[int, Word]) -> None:
         waited = time.monotonic() - self._started
@@ -316,7 +318,7 @@ class _Regroup:
                 if index in done:
                     continue
                 again = words.get(there.index)
-                if again is not None and again.record.get("curve") != decision.directory[there.name]["curve"]:
+                if again is not None and again.record.get("curve") != decision.keys[there.name]:
                     return False
                 if not reached and "lost" in (self._old.state_of(there.index), control.state_of(index)):
                     return False
