@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from jax_hetccl._world import World
 from jax_hetccl.resuming import dropped, resumption
 
 Where = Literal["host", "device", "reference"]
+
+_log = logging.getLogger(__name__)
 
 # Gives a leaf back as an array of its own, which the program may donate.
 _Restore = Callable[[], Any]
@@ -94,9 +97,10 @@ class Snapshots:
     def resume(self, tree: Any) -> tuple[int, Any]:
         """The step to go on from and the state after it, the same bits in every cluster.
 
-        Call it in every process behind every ``initialize`` and ``reinitialize``. Nobody holds a step at a start: then it is 0 and
-        the first cluster's tree, by ``broadcast``. After a loss it is the last step that all hold. Clusters that hold none while
-        others do have come back, and get the tree by ``broadcast``.
+        Call it in every process behind every ``initialize`` and ``reinitialize``. Nobody holds a step at a start: then it is
+        0 and the first cluster's tree, by ``broadcast``. After a loss it is the last step that all hold. Clusters that hold none
+        while others do have come back, and get the tree by ``broadcast``; so do all if the checksums of what they hold differ,
+        as updates that different compilers have rounded do.
 
         Args:
           tree: the initial state; its values count only where this process holds no step, and elsewhere it may have been
@@ -107,7 +111,7 @@ class Snapshots:
 
         Raises:
           AgreementError: there is no step that all hold; says who holds what.
-          MismatchError: what the clusters hold of that step differs; names the leaf.
+          MismatchError: the trees differ in paths, shapes or dtypes; names the leaf.
           HetcclError: the world has failed.
         """
         world = session.hooks().world
@@ -122,10 +126,11 @@ class Snapshots:
         if self._kept:
             self._kept = {step: kept for step, kept in self._kept.items() if step <= found.step}
             tree = self._kept[found.step].restored(tree)
-        self._compare(world, found.step, tree)
-        if found.new:
+        same = self._agree(world, found.step, tree)
+        if found.new or not same:
             tree = broadcast(tree, root=found.root)
-            if not self._kept:
+            if not (self._kept and same):
+                self._kept = {}
                 self._hold(found.step, *named_leaves("Snapshots.resume", tree)[:2])
         return found.step, tree
 
@@ -135,16 +140,21 @@ class Snapshots:
             del self._kept[old]
         self._kept[step] = _Kept(step, tuple(names), tuple(self._keeper(leaf) for leaf in leaves))
 
-    def _compare(self, world: World, step: int, tree: Any) -> None:
-        """Raises if the clusters that hold the step hold different bits."""
+    def _agree(self, world: World, step: int, tree: Any) -> bool:
+        """Whether all that hold the step hold the same bits. Raises if their trees are not of one kind."""
         mine = None
         if self._kept:
             names, leaves, _ = named_leaves("Snapshots.resume", tree)
             mine = [[described(n, x), *checksums(x)] for n, x in zip(names, leaves, strict=True)]
         said = world.control.meet("snapshots/sums", mine, world.config.arrival_timeout)
         held = [(world.control.members[m].name, list(map(tuple, v))) for m, v in sorted(said.items()) if v is not None]
+        if (
+            difference := first_difference([(name, [leaf[:1] for leaf in leaves]) for name, leaves in held])
+        ) is not None:
+            raise MismatchError(f"resume: after step {step}, {difference}. Keep the same tree everywhere.")
         if (difference := first_difference(held)) is not None:
-            raise MismatchError(f"resume: after step {step}, {difference}. Start again from a checkpoint.")
+            _log.warning("after step %d, %s: all go on from the first cluster's", step, difference)
+        return difference is None
 
 
 @dataclasses.dataclass(frozen=True)

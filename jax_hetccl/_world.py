@@ -287,10 +287,10 @@ def reform(meet: Meet) -> World:
 
         def retire(control: ControlPlane) -> None:
             global _current
-            control.inherit(old.control)
+            hosts = control.inherit(old.control)
             _current = None
             old.close()
-            if control.me == 0 and not control.hosts:
+            if control.me == 0 and not hosts:
                 with _logged("hosting the coordinator for clusters that come back"):
                     control.host(coordinator.host(old.job))
 

@@ -336,6 +336,9 @@ def test_a_killed_process_is_noticed_and_may_join_the_next_world():
             start = time.monotonic()
             process.send_signal(signal.SIGKILL)
             assert noticed.wait(4) and time.monotonic() - start < 2.5
+            late: list[int] = []
+            left.on_lost(lambda member, why: late.append(member))
+            assert late == [2], "who asks later must be told too"
             with pytest.raises(PeerLostError, match="right/0.*died or became unreachable"):
                 left.collect("anything", [2], 10)
             old = left.epoch

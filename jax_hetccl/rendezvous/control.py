@@ -165,9 +165,15 @@ class ControlPlane:
             handler(*item)
 
     def on_lost(self, handler: Callable[[int, str], None]) -> None:
-        """Calls `handler(member, why)` on the control thread when a member dies without a goodbye."""
+        """Calls `handler(member, why)` on the control thread when a member dies without a goodbye.
+
+        For members that are lost already it is called at once, in the caller's thread. It must not block.
+        """
         with self._condition:
             self._lost_handlers.append(handler)
+            early = [index for index, link in self._links.items() if link.lost]
+        for index in early:
+            handler(index, self._why_lost(index))
 
     def interrupt(self, error: HetcclError) -> None:
         """Makes every present and future `collect` that would wait raise `error`."""
@@ -198,33 +204,24 @@ class ControlPlane:
         return keys.pair_key(self._joined.keys[1], theirs, self.nonce, names)
 
     def seekers(self) -> list[str]:
-        """The members of the job (`cluster/process`) that wait at the coordinator to join, as it last said.
-
-        Empty if the coordinator has not been heard for a few seconds.
-        """
+        """The members of the job that wait at the coordinator to join, as it last said; none if that is seconds ago."""
         with self._condition:
             when, names = self._seekers
         return names if time.monotonic() - when < _SEEKERS_S else []
 
-    def inherit(self, predecessor: ControlPlane) -> None:
-        """Takes the predecessor's place at the coordinator, and the coordinator itself if that hosts it.
-
-        Closing the predecessor then leaves both alone.
-        """
+    def inherit(self, predecessor: ControlPlane) -> bool:
+        """Takes the predecessor's place at the coordinator, and the coordinator itself if that hosts it; closing the
+        predecessor then leaves both alone. Returns whether it has the coordinator now."""
         with predecessor._condition:
             predecessor._replaced = True
             hosted, predecessor._joined.hosted = predecessor._joined.hosted, None
-        self.host(hosted)
+        return self.host(hosted)
 
-    def host(self, hosted: coordinator_.Coordinator | None) -> None:
-        """Takes over a coordinator, to stop it with this object; None: nothing."""
+    def host(self, hosted: coordinator_.Coordinator | None) -> bool:
+        """Takes over a coordinator, to stop it with this object; None: nothing. Returns whether it has one now."""
         with self._condition:
             self._joined.hosted = self._joined.hosted or hosted
-
-    @property
-    def hosts(self) -> bool:
-        """Whether it has the coordinator."""
-        return self._joined.hosted is not None
+            return self._joined.hosted is not None
 
     def close(self, timeout: float = 3.0) -> None:
         """Says goodbye, waits at most `timeout` seconds until all know, and stops. Idempotent."""
@@ -381,9 +378,11 @@ class ControlPlane:
                 link.lost = True
                 handlers = [] if self._closing else list(self._lost_handlers)
                 self._condition.notify_all()
-            why = f"{self.members[index].name} closed its control connection without a goodbye"
             for handler in handlers:
-                handler(index, why)
+                handler(index, self._why_lost(index))
+
+    def _why_lost(self, index: int) -> str:
+        return f"{self.members[index].name} closed its control connection without a goodbye"
 
     def _tear_down(self) -> None:
         joined = self._joined
