@@ -97,7 +97,7 @@ def pack(*fields: object) -> bytes:
 HELLO = b"HETCCL\x00\x02" + bytes(32)
 INSTANCE = b"i" * 16
 RECORD = {"curve": b"k" * 40, "control": "tcp://127.0.0.1:1", "holder": "process 1", "data": ["127.0.0.1", 2]}
-JOIN = pack("JOIN", 3, INSTANCE, RECORD)
+JOIN = pack("JOIN", 4, INSTANCE, RECORD)
 
 SEEDS |= {
     "py_acceptor": {
@@ -127,9 +127,9 @@ SEEDS |= {
         "alive_and_leave": parts(
             b"\0" + pack("ALIVE", INSTANCE, 5, "h"), b"\0" + JOIN, b"\0" + pack("LEAVE", INSTANCE)
         ),
-        "two_claim_one_seat": parts(b"\0" + JOIN, b"\0" + pack("JOIN", 3, b"j" * 16, {})),
+        "two_claim_one_seat": parts(b"\0" + JOIN, b"\0" + pack("JOIN", 4, b"j" * 16, {})),
         "infinite_epoch": parts(b"\0" + pack("ALIVE", INSTANCE, float("inf"), "h")),
-        "number_for_an_instance": parts(b"\0" + pack("JOIN", 3, 1 << 40, {})),
+        "number_for_an_instance": parts(b"\0" + pack("JOIN", 4, 1 << 40, {})),
         "another_protocol": parts(b"\1" + pack("JOIN", 1, INSTANCE, {})),
         "stranger": parts(b"\3" + JOIN),
     },

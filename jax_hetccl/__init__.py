@@ -27,7 +27,9 @@ if TYPE_CHECKING:
         RendezvousError,
         UnsupportedError,
     )
+    from jax_hetccl._reform import waiting_clusters
     from jax_hetccl._replicas import check_replicas
+    from jax_hetccl._snapshots import Snapshots
     from jax_hetccl._sync import sync
     from jax_hetccl._world import World, check, world
     from jax_hetccl.collectives import (
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
         pswapaxes,
     )
     from jax_hetccl.p2p import recv, send
-    from jax_hetccl.session import initialize, make_mesh, shutdown
+    from jax_hetccl.session import initialize, make_mesh, reinitialize, shutdown
     from jax_hetccl.spanning import sharded_cotangents
 
 __version__ = "0.1.0"
@@ -67,7 +69,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "_world": ("World", "check", "world"),
     "_broadcast": ("broadcast",),
     "_barrier": ("barrier",),
+    "_reform": ("waiting_clusters",),
     "_replicas": ("check_replicas",),
+    "_snapshots": ("Snapshots",),
     "_sync": ("sync",),
     "collectives": (
         "all_gather",
@@ -86,7 +90,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "pswapaxes",
     ),
     "p2p": ("recv", "send"),
-    "session": ("initialize", "make_mesh", "shutdown"),
+    "session": ("initialize", "make_mesh", "reinitialize", "shutdown"),
     "spanning": ("sharded_cotangents",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -99,6 +103,7 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "RendezvousError",
+    "Snapshots",
     "UnsupportedError",
     "World",
     "all_gather",
@@ -122,10 +127,12 @@ __all__ = [
     "psum_scatter",
     "pswapaxes",
     "recv",
+    "reinitialize",
     "send",
     "sharded_cotangents",
     "shutdown",
     "sync",
+    "waiting_clusters",
     "world",
 ]
 

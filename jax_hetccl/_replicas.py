@@ -39,11 +39,11 @@ def check_replicas(tree: Any, resync: bool = False) -> Any:
     world = session.hooks().world
     names, leaves, _ = named_leaves("check_replicas", tree)
     types = [described(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
-    answers = world.control.meet("replicas", [types, [_checksums(x) for x in leaves]], world.config.arrival_timeout)
+    answers = world.control.meet("replicas", [types, [checksums(x) for x in leaves]], world.config.arrival_timeout)
     said = [(world.control.members[m].name, v) for m, v in sorted(answers.items())]
-    if (found := _first_difference([(name, [(t,) for t in types]) for name, (types, _) in said])) is not None:
+    if (found := first_difference([(name, [(t,) for t in types]) for name, (types, _) in said])) is not None:
         raise MismatchError(f"check_replicas: {found}. The trees must have the same paths, shapes and dtypes.")
-    found = _first_difference(
+    found = first_difference(
         [(name, [(t, *sums) for t, sums in zip(types, every, strict=True)]) for name, (types, every) in said]
     )
     if found is None:
@@ -55,7 +55,7 @@ def check_replicas(tree: Any, resync: bool = False) -> Any:
     return broadcast(tree, root=0)
 
 
-def _first_difference(said: list[tuple[str, list[tuple[str, ...]]]]) -> str | None:
+def first_difference(said: list[tuple[str, list[tuple[str, ...]]]]) -> str | None:
     """The first leaf of which not everybody says the same: for each process, (type, checksums...) of its leaves. More
     than one checksum is a difference between the replicas of one process."""
     for i in range(max(len(leaves) for _, leaves in said)):
@@ -70,7 +70,7 @@ def _first_difference(said: list[tuple[str, list[tuple[str, ...]]]]) -> str | No
     return None
 
 
-def _checksums(leaf: Any) -> list[str]:
+def checksums(leaf: Any) -> list[str]:
     """The checksum of a leaf's value; several if this process's replicas differ."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)

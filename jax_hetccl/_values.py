@@ -55,6 +55,39 @@ def parse_clusters(value: Any) -> tuple[tuple[str, int], ...]:
     return tuple(clusters)
 
 
+def parse_subset(value: Any, clusters: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Some of a job's clusters, in the job's order, from `left,third`, `left:1,third:1`, `["left", "third"]` or a mapping.
+
+    A number of processes may be left out.
+
+    Example:
+      >>> parse_subset("third,left:1", [("left", 1), ("right", 2), ("third", 1)])
+      ('left', 'third')
+    """
+    if isinstance(value, Mapping):
+        pairs = [(str(name), str(count)) for name, count in value.items()]
+    else:
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        words = [part if isinstance(part, str) else f"{part[0]}:{part[1]}" for part in parts]
+        pairs = [
+            (name.strip(), count.strip()) for name, _, count in (word.partition(":") for word in words if word.strip())
+        ]
+    known = dict(clusters)
+    for name, count in pairs:
+        if name not in known:
+            near = difflib.get_close_matches(name, list(known), 1)
+            raise ValueError(
+                f"there is no cluster {name!r} in the job, which has {', '.join(known)}"
+                + (f"; did you mean {near[0]}?" if near else "")
+            )
+        if count and count != str(known[name]):
+            raise ValueError(f"cluster {name} has {known[name]} process(es), not {count}")
+    chosen = {name for name, _ in pairs}
+    if not chosen:
+        raise ValueError("expected the names of the clusters to go on with")
+    return tuple(name for name, _ in clusters if name in chosen)
+
+
 def parse_axes(value: Any) -> dict[str, int | None]:
     """Parses `data`, `data=8,expert`, `("data",)` or `{"data": 8, "expert": None}`."""
     if isinstance(value, Mapping):

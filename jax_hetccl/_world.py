@@ -16,15 +16,17 @@ import jax
 
 from jax_hetccl import _compat, island, tables
 from jax_hetccl._config import Config, ask_for_queues, growing_memory, resolve
+from jax_hetccl._engines import EngineFactory, native_engine, native_segment
 from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
 from jax_hetccl.failure import FailureMonitor
 from jax_hetccl.gpus import Gpu
 from jax_hetccl.island import ClusterInfo
-from jax_hetccl.rendezvous import channels
+from jax_hetccl.rendezvous import channels, coordinator
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
+from jax_hetccl.rendezvous.member import narrowed
 from jax_hetccl.routes import Equipment, Routes
 
 _log = logging.getLogger(__name__)
@@ -32,8 +34,10 @@ _log = logging.getLogger(__name__)
 # How long an orderly end waits for exchanges that are still under way.
 _DRAIN_S = 10.0
 _CLOSE_S = 3.0
+# How long members that have met may take at least to tell of their devices.
+_DEVICES_S = 5.0
 
-EngineFactory = Callable[[Config, ControlPlane], Any]
+Meet = Callable[[Config, dict[str, Any]], ControlPlane]
 
 
 class World:
@@ -42,6 +46,7 @@ class World:
     Attributes:
       epoch: 64-bit identity of this world; another one after every `initialize`.
       config: the settings.
+      job: the settings that `initialize` was given; another list of clusters than in `config` if some are lost.
       clusters: all clusters in order.
       cluster: index of this process's cluster.
       process: index of this process in its cluster.
@@ -62,10 +67,12 @@ class World:
         acceptor: Acceptor,
         routes: Routes,
         make_segment: SegmentFactory | None = None,
+        job: Config | None = None,
     ) -> None:
         """Takes over the resources; `initialize` is how to get a world."""
         self.epoch = control.epoch
         self.config = config
+        self.job = job or config
         self.clusters = clusters
         self.cluster = config.cluster
         self.process = config.process
@@ -268,32 +275,60 @@ def initialize(
         return _current
 
 
+def reform(meet: Meet) -> World:
+    """Replaces this process's world by one that `meet` joins.
+
+    If that fails before all members of the new world know each other's devices, the old world is left as it was; an
+    error after that leaves none.
+    """
+    global _current
+    with _lock:
+        old = world()
+
+        def retire(control: ControlPlane) -> None:
+            global _current
+            hosts = control.inherit(old.control)
+            _current = None
+            old.close()
+            if control.me == 0 and not hosts:
+                with _logged("hosting the coordinator for clusters that come back"):
+                    control.host(coordinator.host(old.job))
+
+        _current = form(old.job, native_engine, native_segment, meet=meet, retire=retire)
+        return _current
+
+
 def form(
-    config: Config,
+    job: Config,
     engine_factory: EngineFactory,
     make_segment: SegmentFactory | None = None,
     local_device_ids: Any = None,
+    *,
+    meet: Meet = join,
+    retire: Callable[[ControlPlane], None] = lambda control: None,
 ) -> World:
-    """Joins the world that `config` describes; `initialize` without the process-wide state.
+    """Joins the world that `job` describes; `initialize` without the process-wide state.
 
     Args:
-      config: the settings.
+      job: the settings.
       engine_factory: makes the engine once the control plane stands.
       make_segment: makes the shared memory of a shm channel; None: tcp only.
       local_device_ids: see `initialize`.
+      meet: how to get the control plane of the new world; it may have fewer clusters than `job`.
+      retire: ends the world that this one replaces, when the new one's members know everything about each other.
     """
-    deadline = time.monotonic() + config.join_timeout
+    deadline = time.monotonic() + job.join_timeout
     # Before anything opens the devices:
-    island.keep_memory(config.keep_memory_mb)
+    island.keep_memory(job.keep_memory_mb)
     stuck = ask_for_queues(_compat.devices_in_use())
-    listening, reach = channels.listeners(config)
+    listening, reach = channels.listeners(job)
     with contextlib.ExitStack() as undo:  # if anything fails, the latest first, as `World.close` does
         acceptor = Acceptor(listening)
         undo.callback(_end, "taking channels", acceptor.join)
         undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
-        agree = {"HETCCL_BUCKET_MB": config.bucket_mb, "HETCCL_AXES": sorted(config.axes)}
-        equipment = Equipment.of(config)
+        agree = {"HETCCL_BUCKET_MB": job.bucket_mb, "HETCCL_AXES": sorted(job.axes)}
+        equipment = Equipment.of(job)
         record = {
             **reach,
             "rdma": equipment.record(),
@@ -301,14 +336,15 @@ def form(
             "python": sys.version.split()[0],
             "agree": agree,
         }
-        control = join(config, record)
+        control = meet(job, record)
         undo.callback(_end, "closing the control plane", control.close, 1.0)
+        config = narrowed(job, control.members)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
         island.keep_memory(config.keep_memory_mb)
         mine = island.describe_devices()
         mine["nics"] = equipment.distances(len(mine["positions"]), [Gpu(**gpu) for gpu in mine["gpus"]])
         control.publish("devices", mine)
-        left = max(deadline - time.monotonic(), 1.0)
+        left = max(deadline - time.monotonic(), _DEVICES_S)
         devices = control.collect("devices", timeout=left)
         clusters, owner = island.assemble(control, devices)
         routes = Routes(control.members, owner, {index: record["nics"] for index, record in devices.items()})
@@ -316,40 +352,18 @@ def form(
             _log.warning("%s: %s", config.member_name, problem)
         if clusters[config.cluster].platform != "cpu" and (problem := growing_memory()):
             _log.warning("%s: %s", config.member_name, problem)
+        retire(control)
         engine = engine_factory(config, control)
         if engine is not None:
             undo.callback(_end, "closing the engine", engine.close, _CLOSE_S)
         undo.callback(_end, "closing the acceptor", acceptor.close)  # before the engine it hands channels to
-        world = World(config, control, clusters, owner, engine, acceptor, routes, make_segment)
+        world = World(config, control, clusters, owner, engine, acceptor, routes, make_segment, job)
         undo.callback(_end, "closing the failure monitor", world._monitor.close)
         if engine is not None:
             _introduce(world)
             _use_engine(engine)
         undo.pop_all()
     return world
-
-
-def native_engine(config: Config, control: ControlPlane) -> Any:
-    """Makes the native engine of this world."""
-    from jax_hetccl import _native
-
-    staging = {} if config.slot_kb is None else {"staging_slot_bytes": config.slot_kb << 10}
-    staging |= {} if config.slots is None else {"staging_slots": config.slots}
-    return _native.Engine(
-        epoch=control.epoch,
-        timeout_s=config.timeout,
-        arrival_timeout_s=config.arrival_timeout,
-        stream_sync=config.stream_sync,
-        on_integer_failure={"abort": "exit", "raise": "raise"}[config.on_integer_failure],
-        **staging,
-    )
-
-
-def native_segment(slot_bytes: int, slots: int) -> list[int]:
-    """Makes the shared memory of a shm channel of the native engine; the caller owns the descriptors."""
-    from jax_hetccl import _native
-
-    return _native.make_shm_segment(slot_bytes, slots)
 
 
 def _introduce(world: World) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jax_hetccl import _compat, _native, island
+from jax_hetccl import _compat, _native, _reform, island
 from jax_hetccl import _world as world_lib
 from jax_hetccl._errors import HetcclError
 from jax_hetccl.spanning import SpanningHooks
@@ -47,6 +47,66 @@ def initialize(**settings: Any) -> world_lib.World:
         world_lib.shutdown()
         raise
     _hooks = hooks
+    return world
+
+
+def reinitialize(
+    clusters: str | Mapping[str, int] | Sequence[str] | None = None,
+    *,
+    at_least: int = 1,
+    timeout: float | None = None,
+) -> world_lib.World:
+    """Goes on with other clusters, in the same processes: without those that are lost, or with those that came back.
+
+    Call it in every process of the clusters that go on. Spanning axes have other sizes afterwards, so every program is
+    traced and compiled again when it is called next; meshes, arrays and what else belongs to a process stay as they
+    are. Where training goes on is what :class:`Snapshots` agrees on.
+
+    * After a loss (any failure of the world) call it without ``clusters``: those left form a world of their own. Needs
+      neither the coordinator nor the machine that it ran on.
+    * To take in clusters that :func:`waiting_clusters` told of, name them together with those that are there, at the
+      same step everywhere.
+
+    Args:
+      clusters: the clusters to go on with, as ``"left,third"``, ``"left:1,third:2"``, names or a mapping; the same in
+        every process. None: whoever is left.
+      at_least: with fewer clusters than this nobody goes on. More than half of the clusters makes sure that only one
+        part goes on if the network splits.
+      timeout: seconds to wait for the others to call it, ``HETCCL_ARRIVAL_TIMEOUT`` if left out: who has not come then counts as
+        lost (or is an error, if ``clusters`` names it). For clusters that came back: seconds to meet them,
+        ``HETCCL_JOIN_TIMEOUT`` if left out.
+
+    Returns:
+      The new world, with another epoch and other keys. Its ranks are numbered anew.
+
+    Raises:
+      HetcclError: there is no world, or nothing is wrong with it and ``clusters`` is left out.
+      ConfigError: ``clusters`` names what is not in the job.
+      RendezvousError: the others go on without this cluster; fewer than ``at_least`` are left; a named cluster does not
+        come. After a loss the failed world is left as it was, and the call may be repeated. Where clusters were to be taken in,
+        the present world goes on to work.
+      AgreementError: the processes name different clusters.
+      PeerLostError: this cluster, or a named one, has lost a process itself: a cluster goes on as a whole or not at all.
+
+    Example:
+      >>> try:
+      ...     state = jax.block_until_ready(train(state, batch))
+      ... except (hetccl.HetcclError, jax.errors.JaxRuntimeError):
+      ...     hetccl.reinitialize()  # raises if the world is well, so that the error is the program's own
+      ...     step, state = snapshots.resume(state)
+    """
+    global _hooks
+    hooks()
+    try:
+        world = _reform.reinitialize(clusters, at_least, timeout)
+        _compat.uninstall()
+        jax.clear_caches()  # programs traced before have the axes' former sizes
+        _hooks = SpanningHooks(world)
+        _compat.install(_hooks)
+    except BaseException:
+        if world_lib.current() is None:
+            shutdown()
+        raise
     return world
 
 

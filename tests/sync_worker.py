@@ -30,6 +30,7 @@ DEVICES = [sum(map(int, c.split("+"))) for c in sys.argv[3].split("/")]
 CLUSTERS, N = len(DEVICES), DEVICES[C]
 SHAPES: dict[str, tuple[int, ...]] = {"w": (12, 24), "b": (30,), "n": (5, 7), "e": (2, 12, 4), "s": (), "z": (0, 3)}
 hetccl.initialize(axes=("data",))  # before anything asks for devices
+NAMES = [c.name for c in hetccl.world().clusters]
 WEIGHTS = [3.0, 4.3, 7.1]
 
 
@@ -488,6 +489,66 @@ def one_dies() -> None:
             raises(hetccl.PeerLostError, "right", hetccl.check)
             return
     raise AssertionError("nothing noticed")
+
+
+def goes_on() -> None:
+    """Clusters die one after the other; those left go on from the last step that all of them hold, with right sums."""
+
+    def arrays(step: int) -> dict[str, np.ndarray]:
+        return {"w": host(step)["w"], "b": host(step, jnp.bfloat16)["b"]}  # sharded, replicated
+
+    def state(step: int) -> dict[str, Any]:
+        return put(arrays(step)) | {"plain": np.arange(3) + step, "key": jax.random.key(step)}
+
+    def check(got: dict[str, Any], step: int) -> None:
+        expect({name: got[name] for name in ("w", "b")}, arrays(step))
+        assert got["plain"].tolist() == [step, step + 1, step + 2]
+        assert jax.random.key_data(got["key"]).tolist() == jax.random.key_data(jax.random.key(step)).tolist()
+
+    def dies(cluster: int) -> None:
+        hetccl.barrier("about to die")
+        if cluster == C:
+            time.sleep(0.5)  # its word about the barrier leaves first
+            os._exit(0)
+        end = time.monotonic() + 10
+        while hetccl.world().failure is None and time.monotonic() < end:
+            time.sleep(0.02)
+        raises(hetccl.PeerLostError, NAMES[cluster], hetccl.check)
+        raises(hetccl.PeerLostError, NAMES[cluster], lambda: kept["host"].keep(9, state(9)))
+        hetccl.reinitialize()
+        assert [c.name for c in hetccl.world().clusters] == list(NAMES[:cluster])
+
+    overwritten = jax.jit(lambda x: x * 0 - 7, donate_argnums=0)
+    kept = {where: hetccl.Snapshots(where=where) for where in ("host", "device", "reference")}
+    for snapshots in kept.values():
+        begun, tree = snapshots.resume(state(C))
+        assert begun == 0 and snapshots.steps == (0,)
+        check(tree, 0)
+        for step in range(1, 4 if C == 1 else 3):  # right is a step ahead of the others
+            tree = state(step)
+            if snapshots is kept["device"] and C == 1:  # as if another compiler had rounded it: left's counts
+                tree["b"] = tree["b"] * 1.01
+            assert snapshots.keep(step, tree)
+            if snapshots is not kept["reference"]:
+                jax.block_until_ready(overwritten(tree["w"])), jax.block_until_ready(overwritten(tree["b"]))
+    dies(CLUSTERS - 1)
+    for snapshots in kept.values():
+        step, tree = snapshots.resume(tree)
+        held = (2,) if C == 1 or snapshots is kept["device"] else (1, 2)
+        assert step == 2 and snapshots.steps == held, snapshots.steps
+        check(tree, 2)
+        if snapshots is not kept["reference"]:  # what it gave may be donated too
+            jax.block_until_ready(overwritten(tree["w"]))
+            check(snapshots.resume(tree)[1], 2)
+        raises(hetccl.ConfigError, "steps must grow", lambda s=snapshots: s.keep(2, state(2)))
+    for left in (CLUSTERS - 1, CLUSTERS - 2):
+        total = jax.jit(lambda t: hetccl.sync(t, "sum"))(put(host(C)))
+        expect(total, combined(np.add, everyone()[:left]))
+        if left > 1:
+            assert kept["host"].keep(3, state(3))
+            dies(left - 1)
+            step, tree = kept["host"].resume(tree)
+            check(tree, 3)
 
 
 def main() -> None:

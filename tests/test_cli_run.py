@@ -312,6 +312,51 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_time() -> None:
     assert "not ended in time, killing:" in done.stderr
 
 
+# Its first life fails once the other cluster has told that it runs; the second one ends well.
+_TWO_LIVES = (
+    "import pathlib; file = pathlib.Path({folder!r}) / os.environ['HETCCL_CLUSTER']\n"
+    "if os.environ['HETCCL_CLUSTER'] == 'left':\n"
+    "    while not file.with_name('right').exists(): time.sleep(.02)\n"
+    "    print('left ends'); sys.exit(0)\n"
+    "if os.environ['HETCCL_PROCESS'] == '1': print(os.getpid(), flush=True); time.sleep({lasts})\n"
+    "elif file.with_name('again').exists(): print('second life'); file.touch()\n"
+    "else: time.sleep(.5); file.with_name('again').touch(); os.kill(os.getpid(), 9)\n"
+)
+
+
+def test_a_failed_cluster_is_started_again_as_a_whole(tmp_path: Path) -> None:
+    done = _run(_TWO_LIVES.format(folder=str(tmp_path), lasts=2), "--restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "right/0 failed: killed by SIGKILL (exit status 137); starting its cluster again (0 more restarts)"
+        in done.stderr
+    )
+    assert "[left/0] left ends" in done.stdout and "[right/0] second life" in done.stdout
+    pids = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("[right/1]")]
+    assert len(set(pids)) == 2 and _all_gone(pids)  # the process that had not failed ended too
+
+
+def test_restarts_are_counted_in_all() -> None:
+    program = "if os.environ['HETCCL_CLUSTER'] == 'right': sys.exit(5)\ntime.sleep(60)"
+    done = _run(program, "--restarts", "2", "--settle", "0")
+    assert done.returncode == 5
+    said = [line for line in done.stderr.splitlines() if "failed: exit status 5" in line]
+    assert [line.rpartition(";")[2] for line in said] == [
+        " starting its cluster again (1 more restarts)",
+        " starting its cluster again (0 more restarts)",
+        " stopping the others",
+    ]
+
+
+def test_no_restart_behind_a_signal() -> None:
+    program = "print(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
+    with _started(program, "--restarts", "9") as process:
+        pids = [int(line) for line in _lines(process, 3)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 143
+        assert _all_gone(pids)
+
+
 def test_a_command_that_does_not_exist() -> None:
     command = [sys.executable, "-m", "jax_hetccl.cli", "run", *_TWO, "--", "/no/such/program"]
     done = subprocess.run(command, env=_environ(), capture_output=True, check=False, text=True, timeout=60)

@@ -17,16 +17,20 @@ _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGE = str(Path(jax_hetccl.__file__).resolve().parents[1])
 
 
+def environ() -> dict[str, str]:
+    """For a launcher that finds the package under test, and no settings of ours."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
+    path = os.pathsep.join(filter(None, [_PACKAGE, kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
 def _run(program: str, *clusters: str, options: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """Runs an example; returns its lines that tell of a loss, as (process, text)."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGE, environ.get("PYTHONPATH")]))
-    environ["PYTHONSAFEPATH"] = "1"
     named = [word for cluster in clusters for word in ("--cluster", cluster)]
     command = [sys.executable, "-m", "jax_hetccl.cli", "run", *named, "--time-limit", "150", "--", "python"]
     done = subprocess.run(
         [*command, str(_ROOT / "examples" / program), *options],
-        env=environ, capture_output=True, check=False, text=True, timeout=200,
+        env=environ(), capture_output=True, check=False, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [re.fullmatch(r"\[(\S+)\] (.*)", line) for line in done.stdout.splitlines()]

@@ -18,18 +18,19 @@ MODULES = {
 LAYERS: list[set[str]] = [
     {"_errors", "_secret", "_host", "_values", "_compat", "_native", "gpus", "plan"},
     {"rdma"},
-    {"_config", "exchange", "group_plan"},
+    {"_config", "exchange", "group_plan", "resuming"},
     {"rendezvous"},
-    {"island", "connect", "routes", "failure", "unready"},
+    {"island", "connect", "routes", "failure", "unready", "_engines"},
     {"tables"},
     {"_world"},
-    {"agreement", "loading"},
+    {"agreement", "loading", "_reform"},
     {"decompose", "ordering"},
     {"syncing"},
     {"spanning"},
     {"session"},
     {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
     {"_replicas"},
+    {"_snapshots"},
     {""},  # the public names
     {"launch", "doctor"},
     {"demo"},
@@ -37,7 +38,7 @@ LAYERS: list[set[str]] = [
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
 PURE = ("plan", "group_plan", "ordering.overlap", "ordering.schedule", "syncing.shares", "_values")
-PURE += ("rdma.hca", "rdma.ports", "rdma.places", "rdma.choose")
+PURE += ("rdma.hca", "rdma.ports", "rdma.places", "rdma.choose", "resuming")
 
 
 def _group(module: str) -> str:

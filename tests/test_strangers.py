@@ -60,6 +60,11 @@ def test_a_crowd_never_exceeds_its_limit_and_drops_the_oldest_of_the_largest(ste
     assert len(crowd) == 0
 
 
+def test_the_largest_source_loses_also_if_another_came_first():
+    crowd = Crowd[str](4)
+    assert [crowd.add(key, key[0]) for key in ("a1", "b1", "b2", "b3", "a2", "c1")] == [None] * 4 + ["b1", "a1"]
+
+
 # --- ten thousand connections ----------------------------------------------------------------------
 
 
@@ -238,7 +243,7 @@ def test_a_flood_from_one_address_does_not_displace_a_member_at_another():
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A ROUTER behind a door, as the coordinator and every member have one, with a thread that serves it."""
+    """A ROUTER with a doorkeeper, as the coordinator and every member have one, with a thread that serves it."""
     context = zmq.Context()
     router = sockets.server(context, zmq.curve_keypair())
     watched = doorkeeper.Doorkeeper(router, 2)

@@ -20,7 +20,7 @@ The word 'python' at the start of the command is the Python that hetccl runs in,
 
   hetccl run --cluster left=1x2 --cluster right=2x1@cpu -- python train.py --steps 100
 
-Exit status: 0 if all processes succeed; that of the first process that failed (128+n if signal n killed it);
+Exit status: 0 if all processes succeed; that of the first process that failed for good (128+n if signal n killed it);
 128+n if hetccl got signal n; 124 if --time-limit ran out; 2 for wrong arguments.
 """
 
@@ -52,6 +52,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--grace", type=seconds, default=10.0, metavar="S", help="time from SIGTERM or Ctrl-C to SIGKILL (10)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="start a cluster that fails again, N times in all, while the others go on without it (0)",
     )
     parser.add_argument("--time-limit", type=seconds, metavar="S", help="stop everything after this time")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each process runs")
@@ -97,6 +104,12 @@ def seconds(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0, 1, 2, …")
+    return int(text)
+
+
 def say(text: str) -> None:
     """Prints a remark of the launcher itself to standard error."""
     print(f"[hetccl] {text}", file=sys.stderr, flush=True)
@@ -133,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         settle_s=arguments.settle,
         grace_s=arguments.grace,
         limit_s=arguments.time_limit,
+        restarts=arguments.restarts,
     )
     try:
         return supervisor.run().status

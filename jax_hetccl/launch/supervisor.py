@@ -1,5 +1,7 @@
 """Runs a set of processes to their common end: all succeed, or the first failure (or a signal) stops all.
 
+With restarts a failure ends and starts again its own cluster only: the unit of failure is the cluster.
+
 One thread, one selector: pipes, process ends (pidfd) and signals (wake-up pipe) are all events of it.
 """
 
@@ -65,6 +67,7 @@ class Supervisor:
         settle_s: after a first failure, how long the others may take to report it themselves before SIGTERM.
         grace_s: how long SIGTERM (or a passed-on signal) may take before SIGKILL.
         limit_s: the whole run may take no longer, if given.
+        restarts: how many times, in all, a cluster that fails is started again while the others go on.
         tick: called at least every 0.1 s if given, e.g. to draw progress; an exception in it stops the run.
     """
 
@@ -77,10 +80,14 @@ class Supervisor:
         settle_s: float = 3.0,
         grace_s: float = 10.0,
         limit_s: float | None = None,
+        restarts: int = 0,
         tick: Callable[[], None] | None = None,
     ) -> None:
         self._plans, self._sink, self._say = plans, sink, say
         self._settle_s, self._grace_s, self._limit_s, self._tick = settle_s, grace_s, limit_s, tick
+        self._restarts = restarts
+        self._restarting: set[int] = set()  # clusters whose processes are to start again once all have ended
+        self._mark = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
         self._running: set[Child] = set()
@@ -95,18 +102,18 @@ class Supervisor:
         Raises:
             OSError: a process could not be started at all.
         """
-        mark = secrets.token_hex(16)
-        keeper = Keeper(mark)
+        keeper = Keeper(self._mark)
         try:
             with self._signals_caught():
                 for plan in self._plans:
-                    self._start(Child(plan, mark))
+                    self._start(plan)
                 self._loop()
         finally:
             self._kill_and_close(keeper)
         return Outcome(self._status, self._why, self._first, self._statuses)
 
-    def _start(self, child: Child) -> None:
+    def _start(self, plan: ProcessPlan) -> None:
+        child = Child(plan, self._mark)
         self._children.append(child)
         self._running.add(child)
         for descriptor in child.streams:
@@ -119,6 +126,7 @@ class Supervisor:
         while self._running:
             self._read(self._selector.select(0.1))
             self._reap()
+            self._restart()
             if self._signals:
                 self._pass_on(self._signals.pop(0))
             now = time.monotonic()
@@ -172,11 +180,36 @@ class Supervisor:
             if child.pidfd is not None:
                 self._selector.unregister(child.pidfd)
             self._statuses[child.plan.name] = status
-            if status != 0 and self._why is Ended.SUCCESS:
+            if status != 0 and self._why is Ended.SUCCESS and not self._again(child.plan, status):
                 self._first = child.plan.name
                 rest = "; stopping the others" if self._running else ""
                 self._say(f"{child.plan.name} failed: {describe(status)}{rest}")
                 self._stop(Ended.FAILURE, status, settle_s=self._settle_s)
+
+    def _again(self, plan: ProcessPlan, status: int) -> bool:
+        """Whether the cluster of a failed process is to start again; ends what is left of it."""
+        if plan.cluster in self._restarting:  # ended together with the one that was counted
+            return True
+        if not self._restarts or plan.cluster < 0:
+            return False
+        self._restarts -= 1
+        self._restarting.add(plan.cluster)
+        self._say(
+            f"{plan.name} failed: {describe(status)}; starting its cluster again ({self._restarts} more restarts)"
+        )
+        for child in self._running:
+            if child.plan.cluster == plan.cluster:
+                child.signal(signal.SIGKILL)
+        return True
+
+    def _restart(self) -> None:
+        if self._why is not Ended.SUCCESS:
+            self._restarting.clear()
+        for cluster in sorted(self._restarting - {child.plan.cluster for child in self._running}):
+            self._restarting.discard(cluster)
+            for plan in self._plans:
+                if plan.cluster == cluster:
+                    self._start(plan)
 
     def _stop(self, why: Ended, status: int, settle_s: float) -> None:
         self._why, self._status = why, status

@@ -29,6 +29,8 @@ _GOODBYE = "control/goodbye"
 _POLL_MS = 200
 # How long closing waits for last messages to leave; a coordinator that is gone costs us this much.
 _LINGER_MS = 100
+# What the coordinator said about others counts for so long; it speaks every ALIVE_BEAT.
+_SEEKERS_S = 3.5
 
 Handler = Callable[[int, str, Any], None]
 
@@ -41,6 +43,7 @@ class ControlPlane:
       nonce: the world's nonce, from which keys are bound to this world.
       me: this member's index.
       members: all members, clusters in order, then processes.
+      instance: by what the coordinator tells this process from a later one of its name.
     """
 
     def __init__(self, joined: Joined) -> None:
@@ -49,7 +52,10 @@ class ControlPlane:
         self.epoch = coordinator_.epoch_of(joined.nonce)
         self.me = joined.me
         self.members = joined.members
+        self.instance = joined.instance
         self._joined = joined
+        self._replaced = False
+        self._seekers: tuple[float, list[str]] = (0.0, [])
         self._condition = threading.Condition()
         self._values: dict[str, dict[int, Any]] = {}
         self._meetings: dict[str, int] = {}
@@ -162,9 +168,15 @@ class ControlPlane:
             handler(*item)
 
     def on_lost(self, handler: Callable[[int, str], None]) -> None:
-        """Calls `handler(member, why)` on the control thread when a member dies without a goodbye."""
+        """Calls `handler(member, why)` on the control thread when a member dies without a goodbye.
+
+        For members that are lost already it is called at once, in the caller's thread. It must not block.
+        """
         with self._condition:
             self._lost_handlers.append(handler)
+            early = [index for index, link in self._links.items() if link.lost]
+        for index in early:
+            handler(index, self._why_lost(index))
 
     def interrupt(self, error: HetcclError) -> None:
         """Makes every present and future `collect` that would wait raise `error`."""
@@ -194,6 +206,26 @@ class ControlPlane:
         theirs = self.members[member].record["curve"]
         return keys.pair_key(self._joined.keys[1], theirs, self.nonce, names)
 
+    def seekers(self) -> list[str]:
+        """The members of the job that wait at the coordinator to join, as it last said; none if that is seconds ago."""
+        with self._condition:
+            when, names = self._seekers
+        return names if time.monotonic() - when < _SEEKERS_S else []
+
+    def inherit(self, predecessor: ControlPlane) -> bool:
+        """Takes the predecessor's place at the coordinator, and the coordinator itself if that hosts it; closing the
+        predecessor then leaves both alone. Returns whether it has the coordinator now."""
+        with predecessor._condition:
+            predecessor._replaced = True
+            hosted, predecessor._joined.hosted = predecessor._joined.hosted, None
+        return self.host(hosted)
+
+    def host(self, hosted: coordinator_.Coordinator | None) -> bool:
+        """Takes over a coordinator, to stop it with this object; None: nothing. Returns whether it has one now."""
+        with self._condition:
+            self._joined.hosted = self._joined.hosted or hosted
+            return self._joined.hosted is not None
+
     def close(self, timeout: float = 3.0) -> None:
         """Says goodbye, waits at most `timeout` seconds until all know, and stops. Idempotent."""
         with self._condition:
@@ -215,6 +247,12 @@ class ControlPlane:
             os.close(self._wake)
             if self._joined.hosted:
                 self._joined.hosted.stop()
+
+    def abandon(self) -> None:
+        """Closes a world that did not come to stand: whoever waits in it hears nothing more from us. Bounded."""
+        with self._condition:
+            self._replaced = True  # the place at the coordinator belongs to the world before
+        self.close(0.0)
 
     # --- helpers that need the lock ----------------------------------------------------------
 
@@ -260,7 +298,7 @@ class ControlPlane:
                 elif source is joined.gate.socket:
                     joined.gate.handle()
                 elif source is joined.to_coordinator:
-                    joined.to_coordinator.recv()  # a late WAIT or WELCOME
+                    self._heard(messages.unpack(joined.to_coordinator.recv()))
                 elif source == self._wake:
                     os.eventfd_read(self._wake)
                 else:
@@ -288,6 +326,12 @@ class ControlPlane:
             self._joined.to_coordinator.send(messages.pack(*fields), zmq.NOBLOCK)
         except zmq.ZMQError:  # it is gone, which is fine
             pass
+
+    def _heard(self, fields: list[Any] | None) -> None:
+        """From the coordinator; anything but this is a late WAIT or WELCOME."""
+        if fields and fields[0] == "SEEKERS" and len(fields) == 2 and isinstance(fields[1], list):
+            with self._condition:
+                self._seekers = (time.monotonic(), [str(name) for name in fields[1]])
 
     def _receive(self) -> None:
         touched: set[int] = set()
@@ -357,13 +401,16 @@ class ControlPlane:
                 link.lost = True
                 handlers = [] if self._closing else list(self._lost_handlers)
                 self._condition.notify_all()
-            why = f"{self.members[index].name} closed its control connection without a goodbye"
             for handler in handlers:
-                handler(index, why)
+                handler(index, self._why_lost(index))
+
+    def _why_lost(self, index: int) -> str:
+        return f"{self.members[index].name} closed its control connection without a goodbye"
 
     def _tear_down(self) -> None:
         joined = self._joined
-        self._tell_coordinator("LEAVE", joined.instance)
+        if not self._replaced:
+            self._tell_coordinator("LEAVE", joined.instance)
         for link in self._links.values():
             link.close(_LINGER_MS)
         joined.to_coordinator.close(_LINGER_MS)

@@ -2,11 +2,13 @@
 
 One thread owns everything. Each member has a *seat*, taken by a JOIN and kept by repeating it while
 waiting and by ALIVE messages while the world runs. When all seats are waiting and fresh, the world is
-formed: everyone gets a WELCOME with a new nonce and all records. Nothing is stored: members repeat
+formed: everyone gets a WELCOME with a new nonce and all records. Members of a running world learn who
+waits, and may wait in turn together with some of these (`record["with"]`, a list of clusters) while
+their world goes on (`record["replaces"]`, their instance in it). Nothing is stored: members repeat
 what a restarted coordinator must know.
 
 Messages (client to coordinator):   JOIN protocol, instance, record | ALIVE instance, epoch, holder | LEAVE instance
-Messages (coordinator to client):   WAIT missing | WELCOME nonce, directory | REFUSED why
+Messages (coordinator to client):   WAIT missing | WELCOME nonce, directory | REFUSED why | SEEKERS names
 """
 
 from __future__ import annotations
@@ -175,6 +177,7 @@ class Coordinator:
         elif kind == "ALIVE":
             instance, epoch, holder = rest
             self._alive(name, _instance(instance), int(epoch), str(holder))
+            self._reply(route, "SEEKERS", [n for n in self._names if self._waits(n, time.monotonic())])
         elif kind == "LEAVE":
             seat = self._seats.get(name)
             if seat and seat.instance == rest[0]:
@@ -184,6 +187,8 @@ class Coordinator:
     def _join(self, name: str, route: bytes, instance: bytes, record: dict[str, Any]) -> None:
         now = time.monotonic()
         seat = self._seats.get(name)
+        if seat and record.get("replaces") == seat.instance:  # it holds the seat itself, in a world that it will leave
+            seat = None
         if seat and seat.instance != instance and now - seat.heard < HOLD:
             # Two claims to one name. If the holder speaks again it lives and the newcomer is the
             # mistake; if it stays silent it is dead and the newcomer is its restart.
@@ -210,11 +215,12 @@ class Coordinator:
             self._router_send(route, world.welcome)  # the first one was lost with a connection
             return
         seat.epoch = 0
-        missing = self._missing(now)
+        names = self._wanted(record)
+        missing = self._missing(now, names)
         if missing:
             self._reply(route, "WAIT", missing)
         else:
-            self._form()
+            self._form(names)
 
     def _alive(self, name: str, instance: bytes, epoch: int, holder: str) -> None:
         seat = self._seats.get(name)
@@ -223,9 +229,18 @@ class Coordinator:
         if seat.instance == instance:
             seat.heard = time.monotonic()
 
-    def _missing(self, now: float) -> list[str]:
+    def _wanted(self, record: dict[str, Any]) -> list[str]:
+        """The members that this one wants to be in a world with."""
+        clusters = record.get("with")
+        return [n for n in self._names if clusters is None or n.rpartition("/")[0] in clusters]
+
+    def _waits(self, name: str, now: float) -> bool:
+        seat = self._seats.get(name)
+        return seat is not None and not seat.epoch and now - seat.heard < HOLD
+
+    def _missing(self, now: float, names: list[str]) -> list[str]:
         missing = []
-        for name in self._names:
+        for name in names:
             seat = self._seats.get(name)
             if seat is None:
                 when, what = self._gone.get(name, (0.0, ""))
@@ -234,6 +249,8 @@ class Coordinator:
                 missing.append(f"{name} ({seat.holder} silent for {now - seat.heard:.0f} s)")
             elif seat.epoch:
                 missing.append(f"{name} ({seat.holder} is in a world that is still running)")
+            elif (seat.record or {}).get("with") and self._wanted(seat.record or {}) != names:
+                missing.append(f"{name} ({seat.holder} joins with {', '.join((seat.record or {})['with'])})")
         if missing and self._gate.refused:
             peers = ", ".join(sorted(self._gate.refused)[:8])
             missing.append(
@@ -242,14 +259,14 @@ class Coordinator:
             )
         return missing
 
-    def _form(self) -> None:
+    def _form(self, names: list[str]) -> None:
         nonce = os.urandom(32)
         epoch = epoch_of(nonce)
-        directory = [[name, self._seats[name].record] for name in self._names]
+        directory = [[name, self._seats[name].record] for name in names]
         welcome = messages.pack("WELCOME", nonce, directory)
-        self._world = _World(epoch, welcome, {n: self._seats[n].instance for n in self._names})
+        self._world = _World(epoch, welcome, {n: self._seats[n].instance for n in names})
         self._gate.refused.clear()
-        for name in self._names:
+        for name in names:
             self._seats[name].epoch = epoch
             self._router_send(self._seats[name].route, welcome)
 
@@ -283,7 +300,13 @@ def try_host(config: Config) -> Coordinator | None:
     The rule: the first process of the first cluster hosts it, unless HETCCL_COORDINATOR_EXTERNAL=1,
     or something listens there already, or the coordinator's address is not this machine's.
     """
-    if config.cluster or config.process or config.coordinator_external:
+    return None if config.cluster or config.process else host(config)
+
+
+def host(config: Config) -> Coordinator | None:
+    """Starts the coordinator of the job here, unless HETCCL_COORDINATOR_EXTERNAL=1, or something listens there already, or
+    the coordinator's address is not this machine's."""
+    if config.coordinator_external:
         return None
     try:
         coordinator = Coordinator(config)

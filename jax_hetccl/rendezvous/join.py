@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -13,10 +13,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from jax_hetccl._config import Config
 from jax_hetccl._errors import AgreementError, HetcclError, RendezvousError
-from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
+from jax_hetccl.rendezvous import coordinator, messages
 from jax_hetccl.rendezvous.control import ControlPlane
-from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
-from jax_hetccl.rendezvous.member import Joined, Member
+from jax_hetccl.rendezvous.door import Door, coordinator_endpoint, to_coordinator
+from jax_hetccl.rendezvous.member import Joined, members_of
 
 _log = logging.getLogger(__name__)
 
@@ -32,32 +32,44 @@ _EVENTS = (
 )
 
 
-def join(config: Config, record: dict[str, Any] | None = None) -> ControlPlane:
+def join(
+    config: Config,
+    record: dict[str, Any] | None = None,
+    predecessor: ControlPlane | None = None,
+    clusters: Sequence[str] | None = None,
+) -> ControlPlane:
     """Joins the world that `config` describes; hosts the coordinator if that is this process's part.
 
     Args:
       config: this process's settings.
       record: facts about this process for the others; msgpack-able. `record["agree"]` holds those that
         must be the same everywhere, by the name of the setting.
+      predecessor: this process's member of a world that this one replaces. It stays as it is; see `ControlPlane.inherit`.
+      clusters: the names of those to join with; all if left out. Whoever does not say so takes what it gets.
 
     Returns:
-      The control plane, connected with every member.
+      The control plane, connected with every member. Its members may be of fewer clusters than `config` has.
 
     Raises:
       RendezvousError: not all members met within `config.join_timeout`; says who is missing and why.
       AgreementError: members disagree about a fact in `record["agree"]`; raised by all of them.
     """
     deadline = time.monotonic() + config.join_timeout
+    full = dict(record or {})
+    if predecessor is not None:
+        full["replaces"] = predecessor.instance
+    if clusters is not None:
+        full["with"] = list(clusters)
     hosted = coordinator.try_host(config)
     try:
-        control = _meet(config, record or {}, deadline, hosted)
+        control = _meet(config, full, deadline, hosted)
     except BaseException:
         if hosted:
             hosted.stop()
         raise
     try:
         _reach_everybody(control, deadline)
-        _check_agreement(control)
+        check_agreement(control)
     except BaseException:
         control.close(1.0)
         raise
@@ -67,84 +79,59 @@ def join(config: Config, record: dict[str, Any] | None = None) -> ControlPlane:
 def _meet(
     config: Config, record: dict[str, Any], deadline: float, hosted: coordinator.Coordinator | None
 ) -> ControlPlane:
-    context = zmq.Context()
-    fresh = zmq.curve_keypair()
-    gate = zap.Gate(context)
-    router = sockets.server(context, fresh)
-    doorkeeper = Doorkeeper(router, len(config.member_names))
+    door = Door(config, record)
     joiner: _Joiner | None = None
     try:
-        address = addresses.local_address(config)
-        port = sockets.bind_free(router, address, config.port_range)
-        holder = f"process {os.getpid()} on {socket.gethostname()}"
-        full = {**record, "curve": fresh[0], "control": addresses.endpoint(address, port), "holder": holder}
-        joiner = _Joiner(context, config, full, doorkeeper)
+        joiner = _Joiner(door, config)
         nonce, directory = joiner.wait_for_welcome(deadline)
-        members = _members(config, directory)
-        me = config.member_names.index(config.member_name)
-        if members[me].record.get("curve") != fresh[0]:
+        members = members_of(config, directory)
+        me = next((m for m in members if m.name == config.member_name), None)
+        if me is None or me.record.get("curve") != door.keys[0]:
             raise RendezvousError(f"the coordinator's directory has another process as {config.member_name}")
-        joined = Joined(
-            context,
-            router,
-            gate,
-            doorkeeper,
-            fresh,
-            nonce,
-            members,
-            me,
-            joiner.release(),
-            joiner.instance,
-            holder,
-            hosted,
+        return ControlPlane(
+            Joined(
+                door.context,
+                door.router,
+                door.gate,
+                door.doorkeeper,
+                door.keys,
+                nonce,
+                members,
+                me.index,
+                joiner.release(),
+                joiner.instance,
+                door.holder,
+                hosted,
+            )
         )
-        return ControlPlane(joined)
     except BaseException:
         if joiner:
             joiner.close()
-        doorkeeper.close()
-        router.close(0)
-        gate.close()
-        context.term()
+        door.close()
         raise
-
-
-def _members(config: Config, directory: list[Any]) -> tuple[Member, ...]:
-    records = {name: record for name, record in directory}
-    members = []
-    for cluster, (name, count) in enumerate(config.clusters):
-        for process in range(count):
-            member_record = records[f"{name}/{process}"]
-            members.append(Member(len(members), cluster, name, process, member_record))
-    return tuple(members)
 
 
 class _Joiner:
     """Talks with the coordinator until it says WELCOME. Used by one thread; owns its socket."""
 
-    def __init__(self, context: zmq.Context, config: Config, record: dict[str, Any], doorkeeper: Doorkeeper) -> None:
+    def __init__(self, door: Door, config: Config) -> None:
         self.instance = os.urandom(16)
-        self._doorkeeper = doorkeeper  # of the port that this process opens to the others, who come later
+        self._door = door  # strangers come to it before the others do
         self._config = config
-        self._request = messages.pack("JOIN", messages.PROTOCOL, self.instance, record)
+        self._request = messages.pack("JOIN", messages.PROTOCOL, self.instance, door.record)
         if len(self._request) > messages.PORT_BYTES - 1024:  # the rest is CURVE's
             raise RendezvousError(
                 f"what {config.member_name} has to say of itself and its devices takes {len(self._request)} bytes, more "
                 f"than the {messages.PORT_BYTES} that a coordinator takes; start one process for fewer devices"
             )
-        pair = keys.curve_pair(config.secret, coordinator.world_identity(config), config.member_name)
-        server_key = keys.curve_pair(config.secret, "", keys.COORDINATOR)[0]
-        self._socket = sockets.client(context, pair, server_key)
+        self._socket = to_coordinator(door.context, config)
         # JOINs that pile up while nobody listens would all arrive at once: keep few.
         self._socket.sndhwm = 2
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._seen: set[int] = set()
         self._missing: list[str] = []
         self._answered = 0.0
-        _, address = addresses.resolve_host(*config.coordinator)
-        if not config.loopback and address.startswith("127."):
-            address = addresses.local_address(config)  # see coordinator._bind_address
-        self._socket.connect(addresses.endpoint(address, config.coordinator[1]))
+        self._socket.connect(coordinator_endpoint(config))
 
     def wait_for_welcome(self, deadline: float) -> tuple[bytes, list[Any]]:
         started = report = time.monotonic()
@@ -182,7 +169,7 @@ class _Joiner:
         return None
 
     def _watch(self) -> None:
-        self._doorkeeper.handle()
+        self._door.doorkeeper.handle()
         while self._monitor.poll(0):
             self._seen.add(recv_monitor_message(self._monitor)["event"])
 
@@ -242,7 +229,8 @@ def _reach_everybody(control: ControlPlane, deadline: float) -> None:
         ) from None
 
 
-def _check_agreement(control: ControlPlane) -> None:
+def check_agreement(control: ControlPlane) -> None:
+    """Raises AgreementError if members disagree about a fact in `record["agree"]`."""
     first = control.members[0]
     differences = [
         f"{setting} is {value!r} in {first.name} but {member.record.get('agree', {}).get(setting)!r} in {member.name}"

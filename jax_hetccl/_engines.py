@@ -1,0 +1,34 @@
+"""How a world gets its native engine and the shared memory of its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax_hetccl._config import Config
+from jax_hetccl.rendezvous.control import ControlPlane
+
+EngineFactory = Callable[[Config, ControlPlane], Any]
+
+
+def native_engine(config: Config, control: ControlPlane) -> Any:
+    """Makes the native engine of this world."""
+    from jax_hetccl import _native
+
+    staging = {} if config.slot_kb is None else {"staging_slot_bytes": config.slot_kb << 10}
+    staging |= {} if config.slots is None else {"staging_slots": config.slots}
+    return _native.Engine(
+        epoch=control.epoch,
+        timeout_s=config.timeout,
+        arrival_timeout_s=config.arrival_timeout,
+        stream_sync=config.stream_sync,
+        on_integer_failure={"abort": "exit", "raise": "raise"}[config.on_integer_failure],
+        **staging,
+    )
+
+
+def native_segment(slot_bytes: int, slots: int) -> list[int]:
+    """Makes the shared memory of a shm channel of the native engine; the caller owns the descriptors."""
+    from jax_hetccl import _native
+
+    return _native.make_shm_segment(slot_bytes, slots)
