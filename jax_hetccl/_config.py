@@ -11,13 +11,12 @@ import dataclasses
 import difflib
 import ipaddress
 import os
-import pathlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from jax_hetccl import _values
 from jax_hetccl._errors import ConfigError
-from jax_hetccl._secret import check_strength
+from jax_hetccl._secret import check_strength, read_file
 from jax_hetccl.rdma import hca
 
 TRANSPORTS = ("auto", "shm", "rdma", "tcp")
@@ -250,7 +249,7 @@ def _resolve_secret(values: dict[str, Any], problems: list[str]) -> None:
             problems.append("secret and secret_file: give one of the two")
             return
         try:
-            given = values["secret"] = pathlib.Path(path).read_text().strip()
+            given = values["secret"] = read_file(path)
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"secret_file={path!r}: cannot be read ({getattr(error, 'strerror', None) or error})")
             values["secret"] = _WRONG

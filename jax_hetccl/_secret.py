@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import secrets
+
+_log = logging.getLogger(__name__)
 
 _HEX = re.compile(r"[0-9a-fA-F]+\Z")
 _BASE64 = re.compile(r"[A-Za-z0-9_+/-]+={0,2}\Z")
@@ -24,6 +28,19 @@ def generate() -> str:
         except ValueError:
             continue
         return text
+
+
+def read_file(path: str) -> str:
+    """Returns the secret in a file; warns if others than its owner may read it.
+
+    Raises:
+      OSError, UnicodeDecodeError: it cannot be read.
+    """
+    with open(path) as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        if mode & 0o077:
+            _log.warning("the secret in %s may be read by other users (mode %o): chmod 600 %s", path, mode, path)
+        return file.read().strip()
 
 
 def check_strength(text: str) -> None:

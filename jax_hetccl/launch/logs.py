@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import BinaryIO
 
 
 class LogFiles:
     """Writes to `FOLDER/left-0.log` and so on, standard output and error together; see `output.Sink`.
+
+    Only the user may read them: nobody knows what a program writes.
 
     Args:
         folder: must exist; logs of an earlier run with the same names are replaced.
@@ -24,7 +27,7 @@ class LogFiles:
     def line(self, cluster: int, name: str, stream: int, text: bytes) -> None:
         """Writes one line."""
         if name not in self._files:
-            self._files[name] = self.path(name).open("wb")
+            self._files[name] = _private(self.path(name))
         self._files[name].write(text + b"\n")
 
     def flush(self) -> None:
@@ -44,3 +47,9 @@ class LogFiles:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _private(path: Path) -> BinaryIO:
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+    os.fchmod(file.fileno(), 0o600)  # it may be there already
+    return file

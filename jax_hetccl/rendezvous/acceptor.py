@@ -2,8 +2,8 @@
 
 Strangers may connect, so until a connection is authenticated it costs us one descriptor, at most
 `HELLO_BYTES + PROOF_BYTES` bytes of reading and `HANDSHAKE_S` seconds, and there are at most
-`MAX_PENDING` such connections: a newer one displaces the oldest. Nothing blocks: one slow peer does
-not hold up the others.
+`MAX_PENDING` such connections: a newer one displaces the oldest of the address that has most. Nothing
+blocks: one slow peer does not hold up the others.
 What does block, the setting up of RDMA, runs on other threads (`setups`).
 """
 
@@ -18,10 +18,12 @@ import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 
 from jax_hetccl.rendezvous import addresses, handshake
+from jax_hetccl.rendezvous.crowd import Crowd
 from jax_hetccl.rendezvous.handshake import Claim
 from jax_hetccl.rendezvous.setups import Setups
 
@@ -89,6 +91,7 @@ class Acceptor:
         self._listeners = listeners
         self._hooks: AcceptorHooks | None = None
         self._pending: dict[socket.socket, _Pending] = {}
+        self._strangers: Crowd[socket.socket] = Crowd(MAX_PENDING)
         self._groups: dict[tuple[int, int, int, int, bytes], _Group] = {}
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -147,28 +150,33 @@ class Acceptor:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(64):
             try:
-                sock, _ = listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    if self._pending:
-                        self._drop(next(iter(self._pending)))
+                    victim = self._strangers.oust()
+                    if victim is not None:
+                        self._drop(victim)
                     else:
                         time.sleep(0.05)  # the backlog keeps them until descriptors are free again
                 return
             try:
                 sock.setblocking(False)
-                if sock.family != socket.AF_UNIX:
+                if sock.family == socket.AF_UNIX:
+                    source = f"user {_user(sock)}"
+                else:
+                    source = str(address[0])
                     addresses.set_keepalive(sock)
             except OSError as error:
                 _log.debug("a connection was dropped: %s", error)
                 sock.close()
                 continue
-            if len(self._pending) >= MAX_PENDING:
-                self._drop(next(iter(self._pending)))
             self._pending[sock] = _Pending(sock, time.monotonic())
             self._selector.register(sock, selectors.EVENT_READ)
+            victim = self._strangers.add(sock, source)
+            if victim is not None:
+                self._drop(victim)
 
     def _step(self, pending: _Pending) -> None:
         """Reads what the current message still needs, never more, and acts when it is complete."""
@@ -214,6 +222,7 @@ class Acceptor:
         if claim.transport == "rdma":
             self._selector.unregister(pending.sock)
             del self._pending[pending.sock]
+            self._strangers.discard(pending.sock)
             self._setups.start(pending.sock, pending.exchange.proof(key), functools.partial(self._hooks.opened, claim))
             return
         self._send(pending.sock, pending.exchange.proof(key))
@@ -240,6 +249,7 @@ class Acceptor:
         claim, sock = pending.claim, pending.sock
         self._selector.unregister(sock)
         del self._pending[sock]
+        self._strangers.discard(sock)
         key = (claim.dialer, claim.src, claim.dst, claim.stripes, claim.attempt)
         group = self._groups.setdefault(key, _Group(time.monotonic()))
         group.socks[claim.stripe] = sock
@@ -268,6 +278,7 @@ class Acceptor:
 
     def _drop(self, sock: socket.socket) -> None:
         self._pending.pop(sock, None)
+        self._strangers.discard(sock)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
         sock.close()
@@ -282,3 +293,9 @@ class Acceptor:
         for listener in self._listeners:
             listener.close()
         self._selector.close()
+
+
+def _user(sock: socket.socket) -> int:
+    """Whose process is at the other end of a unix socket."""
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return uid

@@ -62,6 +62,7 @@ class ControlPlane:
         self._handlers: list[tuple[str, Handler]] = []
         self._lost_handlers: list[Callable[[int, str], None]] = []
         self._outbox: collections.deque[bytes] = collections.deque()
+        self._malformed: set[int] = set()  # members of whose wrong messages the log knows
         self._error: HetcclError | None = None
         self._closing = False
         self._stop = False
@@ -86,9 +87,11 @@ class ControlPlane:
           value: anything msgpack can carry; tuples arrive as lists.
 
         Raises:
-          HetcclError: the control plane is closed.
+          HetcclError: the control plane is closed, or the value is too large.
         """
         payload = messages.pack(key, value)
+        if len(payload) > messages.MAX_BYTES:
+            raise HetcclError(f"publishing {key!r}: {len(payload)} bytes, more than {messages.MAX_BYTES}")
         with self._condition:
             if self._closing:
                 raise HetcclError(f"publishing {key!r}: this world has been shut down")
@@ -279,7 +282,7 @@ class ControlPlane:
     def _loop(self) -> None:
         joined = self._joined
         poller = zmq.Poller()
-        for source in (joined.router, joined.gate.socket, joined.to_coordinator, self._wake):
+        for source in (joined.router, joined.gate.socket, joined.doorkeeper.monitor, joined.to_coordinator, self._wake):
             poller.register(source, zmq.POLLIN)
         monitors = {link.monitor: link for link in self._links.values()}
         for monitor in monitors:
@@ -288,7 +291,10 @@ class ControlPlane:
         while not self._stop:
             for source, _ in poller.poll(_POLL_MS):
                 if source is joined.router:
+                    joined.doorkeeper.handle()
                     self._receive()
+                elif source is joined.doorkeeper.monitor:
+                    joined.doorkeeper.handle()
                 elif source is joined.gate.socket:
                     joined.gate.handle()
                 elif source is joined.to_coordinator:
@@ -334,29 +340,46 @@ class ControlPlane:
                 frames = self._joined.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            fields = messages.unpack(frames[-1].buffer)
+            self._joined.doorkeeper.vouch(frames[-1])
             sender = int(str(frames[-1].get("User-Id")))
-            if fields is None:
-                continue
-            link = self._links[sender]
-            if fields[0] == "ACK":
-                link.acknowledged(fields[1])
-                if self._closing:
-                    with self._condition:
-                        self._condition.notify_all()
-            elif fields[0] == "DATA":
+            if self._take(sender, frames[-1].buffer):
                 touched.add(sender)
-                if fields[1] == link.received + 1:  # else a repetition, or its predecessor was lost
-                    link.received += 1
-                    self._deliver(sender, fields[2])
         for sender in touched:
             self._links[sender].acknowledge()
+
+    def _take(self, sender: int, data: memoryview | bytes) -> bool:
+        """Acts on what this member sent, whatever it is; returns whether it has to be acknowledged."""
+        fields = messages.unpack(data)
+        if fields is None:
+            return False
+        try:
+            return self._act(sender, fields)
+        except (TypeError, ValueError, IndexError) as error:
+            if sender not in self._malformed:
+                self._malformed.add(sender)
+                _log.warning("%s sent a malformed %.20s (%s)", self.members[sender].name, fields[0], error)
+            return False
+
+    def _act(self, sender: int, fields: list[Any]) -> bool:
+        link = self._links[sender]
+        if fields[0] == "ACK":
+            link.acknowledged(fields[1])
+            if self._closing:
+                with self._condition:
+                    self._condition.notify_all()
+        elif fields[0] == "DATA":
+            _, number, piece, last = fields
+            payload = link.take(number, piece, last)
+            if payload is not None:
+                self._deliver(sender, payload)
+            return True
+        return False
 
     def _deliver(self, sender: int, payload: bytes) -> None:
         fields = messages.unpack(payload)
         if fields is None or len(fields) != 2:
             return
-        key, value = fields
+        key, value = fields  # `unpack` returns only what starts with a text
         with self._condition:
             if key == _GOODBYE:
                 self._links[sender].departed = True
@@ -391,6 +414,7 @@ class ControlPlane:
         for link in self._links.values():
             link.close(_LINGER_MS)
         joined.to_coordinator.close(_LINGER_MS)
+        joined.doorkeeper.close()
         joined.router.close(0)
         joined.gate.close()
         joined.context.term()  # bounded: every socket has a bounded linger

@@ -27,6 +27,7 @@ import zmq
 from jax_hetccl._config import Config
 from jax_hetccl._errors import RendezvousError
 from jax_hetccl.rendezvous import addresses, keys, messages, sockets, zap
+from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ JOIN_BEAT = 0.5
 ALIVE_BEAT = 1.0
 HOLD = 4.0
 _POLL_MS = 200
+_MOST_CHALLENGERS = 1024
 
 
 def world_identity(config: Config) -> str:
@@ -81,13 +83,12 @@ class Coordinator:
         admitted = {keys.curve_pair(config.secret, identity, name)[0]: name for name in self._names}
         self._gate = zap.Gate(self._context, admitted)
         self._router = sockets.server(self._context, keys.curve_pair(config.secret, "", keys.COORDINATOR))
+        self._doorkeeper = Doorkeeper(self._router, len(self._names))
         host = bind_address or _bind_address(config)
         try:
             self._router.bind(addresses.endpoint(host, config.coordinator[1]))
         except zmq.ZMQError:
-            self._router.close(0)
-            self._gate.close()
-            self._context.term()
+            self._close_sockets()
             raise
         self._seats: dict[str, _Seat] = {}
         self._challengers: dict[tuple[str, bytes], float] = {}
@@ -118,10 +119,12 @@ class Coordinator:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._gate.socket, zmq.POLLIN)
+        poller.register(self._doorkeeper.monitor, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         try:
             while not self._stop.is_set():
                 ready = dict(poller.poll(_POLL_MS))
+                self._doorkeeper.handle()
                 if self._gate.socket in ready:
                     self._gate.handle()
                 if self._router in ready:
@@ -129,9 +132,13 @@ class Coordinator:
         except Exception:
             _log.exception("the coordinator's thread failed; joining is not possible until it is restarted")
         finally:
-            self._router.close(0)
-            self._gate.close()
-            self._context.term()
+            self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._doorkeeper.close()
+        self._router.close(0)
+        self._gate.close()
+        self._context.term()
 
     def _receive(self) -> None:
         for _ in range(256):  # a bound, so that admission is served between batches
@@ -141,14 +148,18 @@ class Coordinator:
                 return
             except ValueError:  # one frame only: not ours
                 continue
-            fields = messages.unpack(frame.buffer)
-            name = str(frame.get("User-Id"))
-            if fields is None or name not in self._names:
-                continue
-            try:
-                self._dispatch(name, route.bytes, fields)
-            except (TypeError, ValueError, KeyError, IndexError) as error:
-                self._reply(route.bytes, "REFUSED", f"{name} sent a malformed {fields[0]} ({error})")
+            self._doorkeeper.vouch(frame)
+            self._take(str(frame.get("User-Id")), route.bytes, frame.buffer)
+
+    def _take(self, name: str, route: bytes, data: memoryview | bytes) -> None:
+        """Acts on what the member with this name sent, whatever it is."""
+        fields = messages.unpack(data)
+        if fields is None or name not in self._names:
+            return
+        try:
+            self._dispatch(name, route, fields)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+            self._reply(route, "REFUSED", f"{name} sent a malformed {fields[0]:.20} ({error})")
 
     def _dispatch(self, name: str, route: bytes, fields: list[Any]) -> None:
         kind, *rest = fields
@@ -162,10 +173,10 @@ class Coordinator:
                 self._gone[name] = (time.monotonic(), "refused: " + why)
                 self._reply(route, "REFUSED", why)
                 return
-            self._join(name, route, bytes(instance), dict(record))
+            self._join(name, route, _instance(instance), dict(record))
         elif kind == "ALIVE":
             instance, epoch, holder = rest
-            self._alive(name, bytes(instance), int(epoch), str(holder))
+            self._alive(name, _instance(instance), int(epoch), str(holder))
             self._reply(route, "SEEKERS", [n for n in self._names if self._waits(n, time.monotonic())])
         elif kind == "LEAVE":
             seat = self._seats.get(name)
@@ -181,6 +192,8 @@ class Coordinator:
         if seat and seat.instance != instance and now - seat.heard < HOLD:
             # Two claims to one name. If the holder speaks again it lives and the newcomer is the
             # mistake; if it stays silent it is dead and the newcomer is its restart.
+            if len(self._challengers) >= _MOST_CHALLENGERS:  # the oldest repeats itself, if it is still there
+                del self._challengers[next(iter(self._challengers))]
             first = self._challengers.setdefault((name, instance), now)
             if seat.heard > first:
                 self._reply(
@@ -265,6 +278,12 @@ class Coordinator:
             self._router.send_multipart([route, data], zmq.NOBLOCK)
         except zmq.ZMQError:
             pass
+
+
+def _instance(value: Any) -> bytes:
+    if not isinstance(value, bytes) or len(value) != 16:
+        raise ValueError("an instance has 16 bytes")
+    return value
 
 
 def _bind_address(config: Config) -> str:

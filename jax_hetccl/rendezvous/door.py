@@ -11,6 +11,7 @@ import zmq
 from jax_hetccl._config import Config
 from jax_hetccl.rendezvous import addresses, keys, sockets, zap
 from jax_hetccl.rendezvous.coordinator import world_identity
+from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
 
 
 class Door:
@@ -29,6 +30,7 @@ class Door:
         self.keys = zmq.curve_keypair()
         self.gate = zap.Gate(self.context)
         self.router = sockets.server(self.context, self.keys)
+        self.doorkeeper = Doorkeeper(self.router, len(config.member_names))
         self.holder = f"process {os.getpid()} on {socket.gethostname()}"
         try:
             address = addresses.local_address(config)
@@ -41,6 +43,7 @@ class Door:
 
     def close(self) -> None:
         """Closes it; every other socket of the context must be closed."""
+        self.doorkeeper.close()
         self.router.close(0)
         self.gate.close()
         self.context.term()

@@ -82,7 +82,7 @@ def _meet(
     door = Door(config, record)
     joiner: _Joiner | None = None
     try:
-        joiner = _Joiner(door.context, config, door.record)
+        joiner = _Joiner(door, config)
         nonce, directory = joiner.wait_for_welcome(deadline)
         members = members_of(config, directory)
         me = next((m for m in members if m.name == config.member_name), None)
@@ -93,6 +93,7 @@ def _meet(
                 door.context,
                 door.router,
                 door.gate,
+                door.doorkeeper,
                 door.keys,
                 nonce,
                 members,
@@ -113,11 +114,17 @@ def _meet(
 class _Joiner:
     """Talks with the coordinator until it says WELCOME. Used by one thread; owns its socket."""
 
-    def __init__(self, context: zmq.Context, config: Config, record: dict[str, Any]) -> None:
+    def __init__(self, door: Door, config: Config) -> None:
         self.instance = os.urandom(16)
+        self._door = door  # strangers come to it before the others do
         self._config = config
-        self._request = messages.pack("JOIN", messages.PROTOCOL, self.instance, record)
-        self._socket = to_coordinator(context, config)
+        self._request = messages.pack("JOIN", messages.PROTOCOL, self.instance, door.record)
+        if len(self._request) > messages.PORT_BYTES - 1024:  # the rest is CURVE's
+            raise RendezvousError(
+                f"what {config.member_name} has to say of itself and its devices takes {len(self._request)} bytes, more "
+                f"than the {messages.PORT_BYTES} that a coordinator takes; start one process for fewer devices"
+            )
+        self._socket = to_coordinator(door.context, config)
         # JOINs that pile up while nobody listens would all arrive at once: keep few.
         self._socket.sndhwm = 2
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -162,6 +169,7 @@ class _Joiner:
         return None
 
     def _watch(self) -> None:
+        self._door.doorkeeper.handle()
         while self._monitor.poll(0):
             self._seen.add(recv_monitor_message(self._monitor)["event"])
 

@@ -35,7 +35,8 @@ class Link:
         self.lost = False
         self.received = 0  # number of the last message taken from this member
         self._sent = 0
-        self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._kept: collections.deque[tuple[int, bytes]] = collections.deque()  # number and message
+        self._pieces: list[bytes] = []  # of the payload that is being received
         self._connections = 0
         self._down_since: float | None = None
         dealer.connect(endpoint)
@@ -54,9 +55,35 @@ class Link:
         """Sends `payload` reliably."""
         if self.departed or self.lost:
             return
-        self._sent += 1
-        self._kept.append((self._sent, payload))
-        self._transmit(messages.pack("DATA", self._sent, payload))
+        size = messages.PIECE_BYTES
+        for at in range(0, max(len(payload), 1), size):
+            self._sent += 1
+            data = messages.pack("DATA", self._sent, payload[at : at + size], at + size >= len(payload))
+            self._kept.append((self._sent, data))
+            self._transmit(data)
+
+    def take(self, number: int, piece: bytes, last: bool) -> bytes | None:
+        """Takes a piece of what the member sends, if it is the next one.
+
+        Returns:
+          The whole payload, if it is complete now.
+
+        Raises:
+          ValueError: it is no piece of a payload, or the payload grows without end.
+        """
+        if not isinstance(piece, bytes) or len(piece) > messages.PIECE_BYTES:
+            raise ValueError("not a piece of a payload")
+        if number != self.received + 1:  # a repetition, or its predecessor was lost
+            return None
+        if len(self._pieces) >= messages.MAX_BYTES // messages.PIECE_BYTES:
+            raise ValueError(f"a payload of more than {messages.MAX_BYTES} bytes")
+        self.received += 1
+        self._pieces.append(piece)
+        if not last:
+            return None
+        payload = b"".join(self._pieces)
+        self._pieces.clear()
+        return payload
 
     def acknowledge(self) -> None:
         """Tells the member what we have taken from it."""
@@ -77,9 +104,11 @@ class Link:
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._down_since = None
                 self._connections += 1
+                # Whoever has said nothing yet counts as a stranger there (see `doorkeeper`).
+                self.acknowledge()
                 if self._connections > 1:
-                    for number, payload in self._kept:
-                        self._transmit(messages.pack("DATA", number, payload))
+                    for _, data in self._kept:
+                        self._transmit(data)
 
     def down_for(self) -> float:
         """Seconds since the connection broke; 0 while it stands or before it ever stood."""

@@ -11,6 +11,7 @@ import zmq
 from jax_hetccl._config import Config
 from jax_hetccl.rendezvous import coordinator as coordinator_
 from jax_hetccl.rendezvous import zap
+from jax_hetccl.rendezvous.doorkeeper import Doorkeeper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Joined:
     context: zmq.Context
     router: zmq.Socket
     gate: zap.Gate
+    doorkeeper: Doorkeeper
     keys: tuple[bytes, bytes]
     nonce: bytes
     members: tuple[Member, ...]

@@ -181,7 +181,7 @@ class _Regroup:
             _log.warning("the coordinator cannot be asked who comes back: %s", error)
         control = ControlPlane(
             Joined(
-                door.context, door.router, door.gate, door.keys, decision.nonce, members, me,
+                door.context, door.router, door.gate, door.doorkeeper, door.keys, decision.nonce, members, me,
                 client, self._old.instance, door.holder, None,
             )
         )  # fmt: skip

@@ -31,10 +31,12 @@ def _common(sock: zmq.Socket) -> None:
 def server(context: zmq.Context, keys: tuple[bytes, bytes]) -> zmq.Socket:
     """Returns an unbound ROUTER that speaks CURVE as server with `keys` (public, secret).
 
+    Strangers reach it: see `doorkeeper.Doorkeeper` for how many, and `messages.PORT_BYTES` for how much they may send.
     It admits nobody without a `zap.Gate` in its context, neither before there is one nor after it was closed.
     """
     sock = context.socket(zmq.ROUTER)
     _common(sock)
+    sock.maxmsgsize = messages.PORT_BYTES
     sock.set(zmq.BACKLOG, 1024)
     sock.curve_server = True
     # With a domain that is enforced libzmq refuses where no gate answers; by default it would admit.

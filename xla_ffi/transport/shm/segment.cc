@@ -13,6 +13,9 @@ namespace {
 constexpr uint64_t kSegmentMagic = 0x31304D4853434348;  // "HCCSHM01"
 constexpr size_t kControlBytes = 4096;
 static_assert(sizeof(Control) <= kControlBytes);
+// Touching memory that the other side has cut off would kill this process. Growing would take the
+// memory's price from whoever is accounted for it. The last one keeps the set as it is.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr uint32_t kMinSlotBytes = 4096;
 constexpr uint32_t kMaxSlotBytes = 64 << 20;
 constexpr uint32_t kMaxSlots = 1024;
@@ -49,7 +52,7 @@ Status Segment::Create(uint32_t slot_bytes, uint32_t slots, UniqueFd* out) {
   control->slot_bytes = slot_bytes;
   control->slots = slots;
   ::munmap(base, kControlBytes);
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return Errno("sealing");
   }
   *out = std::move(fd);
@@ -64,8 +67,8 @@ Status Segment::Map(const UniqueFd& memfd) {
   const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
   struct stat info = {};
   if (seals < 0 || ::fstat(memfd.get(), &info) != 0) return Errno("it is not a memfd");
-  if ((seals & F_SEAL_SHRINK) == 0) {
-    return InternalError("shared memory of a channel: it is not sealed against shrinking");
+  if ((seals & kSeals) != kSeals) {
+    return InternalError("shared memory of a channel: it is not sealed against resizing");
   }
   size_ = static_cast<size_t>(info.st_size);
   if (size_ < kControlBytes) return InternalError("shared memory of a channel: it is too small");

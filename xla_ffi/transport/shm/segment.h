@@ -36,7 +36,7 @@ class Segment {
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
-  // Refuses memory that is not sealed against shrinking or has no sensible layout.
+  // Refuses memory that is not sealed against resizing or has no sensible layout.
   Status Map(const UniqueFd& memfd);
 
   std::byte* data() const { return static_cast<std::byte*>(base_); }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <vector>
@@ -14,6 +15,8 @@
 
 namespace hetccl::transport::shm {
 namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 UniqueFd Plain(size_t bytes, bool sealable) {
   UniqueFd fd(::memfd_create("test", sealable ? MFD_ALLOW_SEALING : 0));
@@ -30,7 +33,12 @@ TEST(Segment, CreatesWhatItMaps) {
   EXPECT_EQ(segment.slots(), 3u);
   EXPECT_EQ(segment.slot(3), segment.slot(0));
   EXPECT_EQ(segment.slot(2) - segment.slot(1), 8192);
+  struct stat info = {};
+  ASSERT_EQ(::fstat(fd.get(), &info), 0);
   EXPECT_NE(::ftruncate(fd.get(), 0), 0) << "nobody may shrink it";
+  EXPECT_NE(::ftruncate(fd.get(), info.st_size + 4096), 0) << "nobody may make it grow";
+  EXPECT_NE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), 0) << "nobody may seal it against use";
+  EXPECT_EQ(::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
 
 TEST(Segment, RefusesSizesThatMakeNoSense) {
@@ -45,11 +53,29 @@ TEST(Segment, RefusesForeignMemory) {
   EXPECT_FALSE(Segment().Map(UniqueFd()).ok());
   EXPECT_FALSE(Segment().Map(Plain(100000, true)).ok()) << "not sealed";
   UniqueFd empty = Plain(100000, true);
-  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, kSeals), 0);
   EXPECT_FALSE(Segment().Map(empty).ok()) << "not a segment";
   UniqueFd tiny = Plain(10, true);
-  ASSERT_EQ(::fcntl(tiny.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  ASSERT_EQ(::fcntl(tiny.get(), F_ADD_SEALS, kSeals), 0);
   EXPECT_FALSE(Segment().Map(tiny).ok());
+}
+
+TEST(Segment, RefusesMemoryThatItsMakerMayStillResize) {
+  UniqueFd made;
+  ASSERT_TRUE(Segment::Create(4096, 2, &made).ok());
+  struct stat info = {};
+  ASSERT_EQ(::fstat(made.get(), &info), 0);
+  std::vector<char> bytes(info.st_size);
+  ASSERT_EQ(::pread(made.get(), bytes.data(), bytes.size(), 0), info.st_size);
+  // The same bytes under each smaller set of seals.
+  for (int seals : {0, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_GROW}) {
+    UniqueFd copy = Plain(bytes.size(), true);
+    ASSERT_EQ(::pwrite(copy.get(), bytes.data(), bytes.size(), 0), info.st_size);
+    ASSERT_EQ(::fcntl(copy.get(), F_ADD_SEALS, seals), 0);
+    EXPECT_FALSE(Segment().Map(copy).ok()) << seals;
+    ASSERT_EQ(::fcntl(copy.get(), F_ADD_SEALS, kSeals), 0);
+    EXPECT_TRUE(Segment().Map(copy).ok());
+  }
 }
 
 class BadPeer : public ::testing::Test {
