@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgpack
 
 # Raised when a message changes its meaning. Members and coordinator must speak the same one.
-PROTOCOL = 3
+PROTOCOL = 4
 
 # A record is a few hundred bytes and a directory holds one per member; mesh agreements are smaller.
 MAX_BYTES = 64 << 20
