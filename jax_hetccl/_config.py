@@ -54,6 +54,7 @@ class Config:
         process with the error, `"raise"` delivers zeros and raises the error at the next occasion.
       slot_kb: size of a staging slot in KB, or None for one that fits the platforms of a pair of ranks.
       slots: staging slots of each direction between two ranks, or None, likewise.
+      checksum: whether what goes over tcp carries checksums.
       keep_memory_mb: MB of freed memory that a process of CPU devices keeps for its next step; 0: the system's way.
       coordinator_external: True if nobody in this world may host the coordinator.
     """
@@ -80,6 +81,7 @@ class Config:
     on_integer_failure: str = "abort"
     slot_kb: int | None = None
     slots: int | None = None
+    checksum: bool = False
     keep_memory_mb: float = 256.0
     coordinator_external: bool = False
 
@@ -169,6 +171,7 @@ _SETTINGS = (
         _values.between(2, 1024),
         "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
     ),
+    _Setting("checksum", _values.flag, "1: a bit that flips on a tcp connection is an error; equal everywhere"),
     _Setting(
         "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"
     ),

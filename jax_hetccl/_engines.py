@@ -23,6 +23,7 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
         arrival_timeout_s=config.arrival_timeout,
         stream_sync=config.stream_sync,
         on_integer_failure={"abort": "exit", "raise": "raise"}[config.on_integer_failure],
+        checksum=config.checksum,
         **staging,
     )
 

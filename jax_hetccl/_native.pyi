@@ -154,6 +154,7 @@ class Engine:
       staging_slot_bytes: of a pinned slot of one lane of a tcp channel of a GPU, one direction.
       staging_slots: their number.
       copy_threads: threads that copy for the CPU side of a channel with a GPU; 0 chooses by the number of cores.
+      checksum: whether what goes over tcp carries checksums; the same in all processes of a world.
 
     Example:
       >>> engine = Engine(epoch=1)
@@ -176,6 +177,7 @@ class Engine:
         staging_slot_bytes: int = ...,
         staging_slots: int = ...,
         copy_threads: int = 0,
+        checksum: bool = ...,
     ) -> None: ...
     def set_local_device(self, device_ordinal: int, rank: int, platform: str = "cpu") -> None:
         """Says which rank the device has that XLA calls `device_ordinal` in its custom calls.

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import importlib.metadata
 import logging
+import os
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jax_hetccl import _compat, island, tables
+from jax_hetccl import _compat, _limits, forking, island, tables
 from jax_hetccl._config import Config, ask_for_queues, growing_memory, resolve
 from jax_hetccl._engines import EngineFactory, native_engine, native_segment
 from jax_hetccl._errors import HetcclError, error_from
@@ -80,11 +81,12 @@ class World:
         self.control = control
         self.engine = engine
         self.size = len(owner)
+        self._listening = forking.listening(config, control)
         self._owner = owner
         first = clusters[self.cluster].first_rank
         self._rank_of_id = {device.id: first + i for i, device in enumerate(island.devices())}
         self._closed = threading.Event()
-        self._monitor = FailureMonitor(engine, control)
+        self._monitor = FailureMonitor(engine, control, self._under_way)
         self.routes = routes
         opener = channels.Opener(config, control, routes.link)
         ports = {i: rdma_options(config, port) for i, port in enumerate(routes.ports(control.me)) if not port.why_not}
@@ -121,6 +123,12 @@ class World:
         """Returns the ranks of a cluster."""
         info = self.clusters[cluster]
         return range(info.first_rank, info.first_rank + info.devices)
+
+    def _under_way(self, member: int) -> str:
+        """A line about a message that is queued or moving, with `member` if there is one; empty if there is none."""
+        waits = [] if self.engine is None else self.engine.waits()
+        with_it = [text for rank, _, text in waits if self._owner.get(rank) == member]
+        return next(iter(with_it or [text for *_, text in waits]), "")
 
     def _staged(self, *ranks: int) -> tuple[int, int]:
         return staging(self.config, [self.clusters[self.cluster_of_rank(rank)].platform for rank in ranks])
@@ -191,6 +199,11 @@ class World:
         with _logged("closing the control plane"):
             self.control.close(_CLOSE_S)
 
+    def forget(self) -> None:
+        """What becomes of it in a forked child: nothing. The parent's world goes on."""
+        self._closed.set()
+        forking.release(self, self._listening)
+
     def _drain(self) -> None:
         """Lets exchanges finish that were dispatched but not waited for."""
         deadline = time.monotonic() + min(_DRAIN_S, self.config.timeout)
@@ -242,7 +255,7 @@ def initialize(
       local_device_ids: passed on to `jax.distributed.initialize`.
       **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`, `ib_hca`, `ib_gid_index`,
         `ib_tc`, `ib_timeout`, `ib_retry_cnt`, `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`,
-        `slots`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
+        `slots`, `checksum`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
 
     Returns:
       The world.
@@ -270,7 +283,9 @@ def initialize(
     with _lock:
         if _current is not None:
             raise HetcclError(f"initialize: already in {_current}; call hetccl.shutdown() first")
-        _current = form(config, native_engine, native_segment, local_device_ids)
+        _limits.ensure_descriptors(config.member_name, len(config.member_names) - 1)
+        with _limits.explained(f"{config.member_name} cannot join"):
+            _current = form(config, native_engine, native_segment, local_device_ids)
         atexit.register(shutdown)
         return _current
 
@@ -327,7 +342,11 @@ def form(
         undo.callback(_end, "taking channels", acceptor.join)
         undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
-        agree = {"HETCCL_BUCKET_MB": job.bucket_mb, "HETCCL_AXES": sorted(job.axes)}
+        agree = {
+            "HETCCL_BUCKET_MB": job.bucket_mb,
+            "HETCCL_AXES": sorted(job.axes),
+            "HETCCL_CHECKSUM": int(job.checksum),
+        }
         equipment = Equipment.of(job)
         record = {
             **reach,
@@ -395,6 +414,18 @@ def shutdown() -> None:
     if ending is not None:
         atexit.unregister(shutdown)
         ending.close()
+
+
+def _forget() -> None:
+    """In a forked child, which has none of the threads, and where another thread may have held any lock."""
+    global _current
+    parents, _current = _current, None
+    if parents is not None:
+        atexit.unregister(shutdown)
+        parents.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def world() -> World:

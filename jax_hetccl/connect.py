@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jax_hetccl._config import Config
+from jax_hetccl._errors import PeerLostError, RendezvousError
 from jax_hetccl.rdma.ports import Port
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
 from jax_hetccl.rendezvous.channels import Opener
@@ -145,9 +146,20 @@ class Channels(AcceptorHooks):
         except BaseException as error:
             with self._lock:
                 del self._outgoing[pair]  # the next call tries again
-            future.set_exception(error)
+            future.set_exception(self._explained(error, src, dst))
         else:
             future.set_result(transport)
+
+    def _explained(self, error: BaseException, src: int, dst: int) -> BaseException:
+        """What to raise for a channel that could not be opened: that the peer is gone, if it is."""
+        member = self._control.members[self._owner[dst]]
+        if not isinstance(error, (RendezvousError, OSError)) or not self._control.gone(member.index):
+            return error
+        lost = PeerLostError(
+            f"{member.name} died, left or became unreachable before the channel of ranks {src} to {dst} was open: {error}"
+        )
+        lost.__cause__ = error
+        return lost
 
     def _hand_over(self, member: Member, src: int, dst: int, segment: Callable[[], list[int]] | None) -> str:
         """Opens the channel and gives it to the engine; returns its transport."""

@@ -33,6 +33,9 @@ _POLL_S = 0.1
 # What explains the others comes first: a lost peer causes timeouts, a corrupt stream mismatches.
 _PRIORITY = ("peer_lost", "corrupt", "mismatch", "agreement", "timeout", "internal", "aborted")
 
+# How the loss of a peer is described, also by the engine, where nobody was exchanging anything at that moment.
+_IDLE = "while no operation was under way"
+
 _CANDIDATE = "failure/candidate"
 _DECISION = "failure/decision"
 
@@ -49,20 +52,23 @@ class FailureSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A failure as one member noticed it. `accused` is the member it says is lost, or -1."""
+    """A failure as one member noticed it. `accused` is the member it says is lost, or -1; `busy` says that an operation
+    was under way there, which the message then names."""
 
     kind: str
     message: str
     reporter: int
     accused: int = -1
+    busy: bool = True
 
 
 def pick(candidates: list[Candidate]) -> Candidate:
-    """The one that everybody adopts: by kind, then by the lowest reporter."""
+    """The one that everybody adopts: by kind, then one that names an operation, then by the lowest reporter."""
 
-    def order(candidate: Candidate) -> tuple[int, int]:
+    def order(candidate: Candidate) -> tuple[int, bool, int]:
         known = candidate.kind in _PRIORITY
-        return (_PRIORITY.index(candidate.kind) if known else len(_PRIORITY), candidate.reporter)
+        place = _PRIORITY.index(candidate.kind) if known else len(_PRIORITY)
+        return place, not candidate.busy, candidate.reporter
 
     return min(candidates, key=order)
 
@@ -70,14 +76,22 @@ def pick(candidates: list[Candidate]) -> Candidate:
 class FailureMonitor:
     """Watches one world for failures. Owns the thread "hetccl-failure"."""
 
-    def __init__(self, engine: FailureSource | None, control: ControlPlane) -> None:
-        """`engine` may be None where there are no channels; the control plane is watched anyway."""
+    def __init__(
+        self,
+        engine: FailureSource | None,
+        control: ControlPlane,
+        under_way: Callable[[int], str] = lambda member: "",
+    ) -> None:
+        """`engine` may be None where there are no channels; the control plane is watched anyway. `under_way` has a line
+        about a message that is queued or moving, one with that member if there is one; it must not block."""
         self._engine = engine
+        self._under_way = under_way
         self._control = control
         self._condition = threading.Condition()
         self._candidates: dict[int, Candidate] = {}
         self._decision: Candidate | None = None
         self._adopted: HetcclError | None = None
+        self._line_moved = 0.0  # when the line of those who may decide became shorter
         self._stop = False
         self._looks: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="hetccl-failure", daemon=True)
@@ -109,23 +123,25 @@ class FailureMonitor:
     def report(self, kind: str, message: str, accused: int = -1) -> None:
         """Reports a failure that this process noticed. Returns at once."""
         me = self._control.me
-        candidate = Candidate(kind, message, me, accused)
+        busy = bool(self._under_way(accused))
+        candidate = Candidate(kind, message, me, accused, busy)
         with self._condition:
             if self._stop or self._adopted or me in self._candidates:
                 return
             self._candidates[me] = candidate
             self._condition.notify_all()
         try:
-            self._control.publish(_CANDIDATE, [kind, message, accused])
+            self._control.publish(_CANDIDATE, [kind, message, accused, busy])
         except HetcclError:  # closing
             pass
 
     # --- from the control thread: must not block ---------------------------------------------
 
     def _on_candidate(self, member: int, _key: str, value: Any) -> None:
-        kind, message, accused = value
+        kind, message, accused, busy = value
+        candidate = Candidate(str(kind), str(message), member, int(accused), bool(busy))
         with self._condition:
-            self._candidates.setdefault(member, Candidate(str(kind), str(message), member, int(accused)))
+            self._candidates.setdefault(member, candidate)
             self._condition.notify_all()
 
     def _on_decision(self, _member: int, _key: str, value: Any) -> None:
@@ -135,7 +151,12 @@ class FailureMonitor:
             self._condition.notify_all()
 
     def _on_lost(self, member: int, why: str) -> None:
-        self.report("peer_lost", f"{why}: the process died or became unreachable", member)
+        line = self._under_way(member)
+        during = f"during {line}" if line else _IDLE
+        self.report("peer_lost", f"{why} {during}: the process died or became unreachable", member)
+        with self._condition:  # whoever decides need not wait for this one
+            self._line_moved = time.monotonic()
+            self._condition.notify_all()
 
     # --- the failure thread --------------------------------------------------------------------
 
@@ -144,7 +165,7 @@ class FailureMonitor:
             while not self._stop and not self._noticed():
                 failure = self._wait_local()
                 if failure is not None:
-                    self.report(failure.kind, failure.message)
+                    self.report(failure.kind, failure.message, self._accused(failure))
                 for look in tuple(self._looks):
                     look()
             if self._noticed():
@@ -153,6 +174,11 @@ class FailureMonitor:
             _log.exception("the failure thread failed")
             if self._engine:
                 self._engine.abort("internal", f"the failure thread failed: {error!r}")
+
+    def _accused(self, failure: Any) -> int:
+        """The member that the engine says is lost: it begins with the rank's name."""
+        found = [m.index for m in self._control.members if failure.message.startswith(f"lost {m.name} rank ")]
+        return found[0] if failure.kind == "peer_lost" and found else -1
 
     def _noticed(self) -> bool:
         with self._condition:
@@ -171,16 +197,23 @@ class FailureMonitor:
             with self._condition:
                 if self._decision:
                     return self._decision
-                wait = start + GATHER_S + NEXT_S * self._place_in_line() - time.monotonic()
+                # All move up at the same time, and must not decide at the same time then.
+                since = max(start + GATHER_S, self._line_moved)
+                wait = since + NEXT_S * self._place_in_line() - time.monotonic()
                 if wait > 0 and not self._stop:
                     self._condition.wait(wait)
                     continue
-                chosen = pick(list(self._candidates.values()))
+                chosen = self._completed(pick(list(self._candidates.values())))
             try:
                 self._control.publish(_DECISION, [chosen.kind, chosen.message, chosen.reporter])
             except HetcclError:  # closing
                 pass
             return chosen
+
+    def _completed(self, chosen: Candidate) -> Candidate:
+        """The same, with the operation that has begun since, if nothing was under way when the loss was noticed."""
+        line = self._under_way(chosen.accused) if _IDLE in chosen.message else ""
+        return dataclasses.replace(chosen, message=chosen.message.replace(_IDLE, f"during {line}")) if line else chosen
 
     def _place_in_line(self) -> int:
         accused = {candidate.accused for candidate in self._candidates.values()}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meeting import Meeting
 
 from jax_hetccl._errors import ExchangeTimeoutError, HetcclError, MismatchError, PeerLostError
-from jax_hetccl.failure import Candidate, FailureMonitor, pick
+from jax_hetccl.failure import GATHER_S, NEXT_S, Candidate, FailureMonitor, pick
 
 ALL = ("left/0", "left/1", "right/0")
 
@@ -125,6 +125,35 @@ def test_without_the_first_decider_the_next_one_decides(world):
     errors = settle(monitors[1:])
     assert time.monotonic() - start < 2
     assert {str(e) for e in errors} == {"from left/1 [first noticed by left/1]"}
+
+
+def test_one_that_names_an_operation_comes_first(world):
+    """A process that was between two operations notices the same loss, but cannot say what it was in."""
+    _, engines, monitors = world
+    monitors[2]._under_way = lambda member: "psum/data f32[4]: 0 of 16 bytes"
+    for index, engine in enumerate(engines):
+        engine.notice("peer_lost", f"seen by {index}")
+    assert {str(e) for e in settle(monitors)} == {"seen by 2 [first noticed by right/0]"}
+
+
+def test_a_loss_says_what_was_under_way_when_it_was_decided(world):
+    """An operation that begins while the processes agree is the first one that misses the peer."""
+    _, engines, monitors = world
+    monitors[0]._under_way = lambda member: "psum/data f32[4]: 0 of 16 bytes"
+    engines[1].notice("peer_lost", "lost x while no operation was under way: it died")
+    text = "lost x during psum/data f32[4]: 0 of 16 bytes: it died [first noticed by left/1]"
+    assert {str(e) for e in settle(monitors)} == {text}
+
+
+def test_the_next_in_line_decides_at_once_if_the_first_is_the_lost_one(world):
+    """The engine's text says who is lost; the others do not wait for its decision."""
+    _, engines, monitors = world
+    monitors[0].close()
+    start = time.monotonic()
+    engines[2].notice("peer_lost", "lost left/0 rank 0 at right/0 rank 3 during psum")
+    errors = settle(monitors[1:])
+    assert time.monotonic() - start < GATHER_S + NEXT_S
+    assert len({str(e) for e in errors}) == 1 and "lost left/0" in str(errors[0])
 
 
 def test_a_goodbye_is_no_failure(world):

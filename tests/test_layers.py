@@ -18,9 +18,9 @@ MODULES = {
 LAYERS: list[set[str]] = [
     {"_errors", "_secret", "_host", "_values", "_compat", "_native", "gpus", "plan"},
     {"rdma"},
-    {"_config", "exchange", "group_plan", "resuming"},
+    {"_config", "_limits", "exchange", "group_plan", "resuming"},
     {"rendezvous"},
-    {"island", "connect", "routes", "failure", "unready", "_engines"},
+    {"island", "connect", "routes", "failure", "unready", "_engines", "forking"},
     {"tables"},
     {"_world"},
     {"agreement", "loading", "_reform"},

@@ -96,6 +96,7 @@ class Acceptor:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop = False
+        self._scarce = False  # said so
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hetccl-accept", daemon=True)
         self._setups = Setups()
@@ -155,6 +156,9 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    if not self._scarce:
+                        _log.warning("an incoming channel waits: %s; raise `ulimit -n` or free memory", error)
+                    self._scarce = True
                     victim = self._strangers.oust()
                     if victim is not None:
                         self._drop(victim)

@@ -25,7 +25,8 @@ _KEEPALIVE = (
     (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
     (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP, 1),
     (socket.TCP_KEEPINTVL, socket.IPPROTO_TCP, 1),
-    (socket.TCP_KEEPCNT, socket.IPPROTO_TCP, 3),
+    # Longer than the control plane takes to find out: a link that is away for 3 s must not end what is idle.
+    (socket.TCP_KEEPCNT, socket.IPPROTO_TCP, 6),
 )
 
 

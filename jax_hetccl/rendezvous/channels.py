@@ -6,9 +6,11 @@ The sending side opens a channel. What comes out are plain file descriptors for 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
+import select
 import socket
 import threading
 import time
@@ -30,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 # The peer's accept thread may have to wait for the peer's GIL while it traces or compiles.
 DIAL_S = 60.0
+# How often it looks whether the control plane knows that the peer is gone.
+_LOOK_S = 0.25
 
 # One TCP stream is bound by one core's copying on a path without a wire, where two beat one; on a
 # real network one stream with the kernel's own tuning fills the link and more of them compete.
@@ -196,7 +200,7 @@ class Opener:
 
     def _connect(self, member: Member, address: str, port: int) -> socket.socket:
         try:
-            sock = socket.create_connection((address, port), timeout=DIAL_S)
+            sock = _connected(address, port, self._gone(member))
         except OSError as error:
             raise RendezvousError(
                 f"cannot open a channel to {member.name} at {address} port {port}: {error}; is it still running, "
@@ -204,6 +208,10 @@ class Opener:
             ) from None
         addresses.set_keepalive(sock)
         return sock
+
+    def _gone(self, member: Member) -> Callable[[], bool]:
+        """Whether there is no use in waiting for `member` any longer."""
+        return lambda: self._control.state_of(member.index) != "present"
 
     def _open_shm(self, member: Member, src: int, dst: int, make_segment: Callable[[], list[int]]) -> list[int]:
         with contextlib.ExitStack() as undo:
@@ -214,7 +222,7 @@ class Opener:
             segment = make_segment()
             undo.callback(lambda: [os.close(fd) for fd in segment])
             socket.send_fds(sock, [FDS_BYTE], segment)
-            if _read(sock, 1, time.monotonic() + DIAL_S) != FDS_BYTE:
+            if _read(sock, 1, time.monotonic() + DIAL_S, self._gone(member)) != FDS_BYTE:
                 raise RendezvousError(f"{member.name} did not take the shared memory")
             sock.settimeout(None)
             undo.pop_all()
@@ -222,12 +230,12 @@ class Opener:
 
     def _prove(self, sock: socket.socket, member: Member, claim: Claim) -> None:
         dialer = handshake.Dialer(self._control.pair_key(member.index), claim)
-        deadline = time.monotonic() + DIAL_S
+        deadline, gone = time.monotonic() + DIAL_S, self._gone(member)
         what = f"the channel of ranks {claim.src} to {claim.dst} to {member.name}"
         try:
             sock.sendall(dialer.hello())
-            sock.sendall(dialer.proof(_read(sock, handshake.ANSWER_BYTES, deadline)))
-            proof = _read(sock, handshake.PROOF_BYTES, deadline)
+            sock.sendall(dialer.proof(_read(sock, handshake.ANSWER_BYTES, deadline, gone)))
+            proof = _read(sock, handshake.PROOF_BYTES, deadline, gone)
         except TimeoutError:
             raise RendezvousError(f"{what}: no answer in {DIAL_S:.0f} s") from None
         except OSError as error:
@@ -241,13 +249,43 @@ def _key(member: Member, link: Link) -> tuple[int, str, str]:
     return member.index, link.mine.port.name, link.theirs.port.name
 
 
-def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
+def _connected(address: str, port: int, gone: Callable[[], bool]) -> socket.socket:
+    """A connection; an OSError if there is none within `DIAL_S`, or soon after the peer is `gone`."""
+    deadline = time.monotonic() + DIAL_S
+    sock = socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+    )
+    try:
+        sock.setblocking(False)
+        status = sock.connect_ex((address, port))
+        if status == errno.EINPROGRESS:
+            poller = select.poll()
+            poller.register(sock, select.POLLOUT)
+            while not poller.poll(_LOOK_S * 1000):
+                if time.monotonic() > deadline or gone():
+                    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if status:
+            raise OSError(status, os.strerror(status))
+        sock.settimeout(DIAL_S)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _read(sock: socket.socket, count: int, deadline: float, gone: Callable[[], bool]) -> bytes:
     data = b""
     while len(data) < count:
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
-        sock.settimeout(left)
-        chunk = sock.recv(count - len(data))
+        sock.settimeout(min(left, _LOOK_S))
+        try:
+            chunk = sock.recv(count - len(data))
+        except TimeoutError:
+            if gone():
+                raise ConnectionError("its process is gone") from None
+            continue
         if not chunk:
             raise ConnectionError("it closed the connection")
         data += chunk

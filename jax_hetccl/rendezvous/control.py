@@ -20,13 +20,14 @@ import zmq
 from jax_hetccl._errors import HetcclError, PeerLostError, RendezvousError
 from jax_hetccl.rendezvous import coordinator as coordinator_
 from jax_hetccl.rendezvous import keys, messages, sockets
-from jax_hetccl.rendezvous.link import LOST_AFTER, Link
+from jax_hetccl.rendezvous.link import BEAT, LOST_AFTER, Link
 from jax_hetccl.rendezvous.member import Joined
 
 _log = logging.getLogger(__name__)
 
 _GOODBYE = "control/goodbye"
 _POLL_MS = 200
+_SOON_MS = 50  # while it is open whether a broken connection comes back
 # How long closing waits for last messages to leave; a coordinator that is gone costs us this much.
 _LINGER_MS = 100
 # What the coordinator said about others counts for so long; it speaks every ALIVE_BEAT.
@@ -196,6 +197,18 @@ class ControlPlane:
         link = self._links.get(member)
         return link is not None and not link.departed and (link.lost or link.down_for() > 0)
 
+    def gone(self, member: int, notice: float = 0.3) -> bool:
+        """Whether `member` has left or is lost. Called when it does not answer: gives the control connection `notice`
+        seconds to break too, and then waits until it stands again or counts as lost; a few seconds at most."""
+        now = time.monotonic()
+        deadline, noticed = now + 2 * LOST_AFTER + notice, now + notice
+        with self._condition:
+            while self.state_of(member) == "present" and (now := time.monotonic()) < deadline:
+                if now >= noticed and not self.broken(member):
+                    return False
+                self._condition.wait(0.05)
+        return self.state_of(member) != "present"
+
     def ever_connected(self, member: int) -> bool:
         """Whether this process ever reached `member`."""
         return member == self.me or self._links[member].ever_connected
@@ -287,9 +300,10 @@ class ControlPlane:
         monitors = {link.monitor: link for link in self._links.values()}
         for monitor in monitors:
             poller.register(monitor, zmq.POLLIN)
-        next_beat = 0.0
+        next_beat = next_alive = 0.0
         while not self._stop:
-            for source, _ in poller.poll(_POLL_MS):
+            soon = any(link.down_for() > 0 and not link.lost for link in self._links.values())
+            for source, _ in poller.poll(_SOON_MS if soon else _POLL_MS):
                 if source is joined.router:
                     joined.doorkeeper.handle()
                     self._receive()
@@ -306,7 +320,11 @@ class ControlPlane:
             self._flush()
             self._find_lost()
             if (now := time.monotonic()) >= next_beat:
-                next_beat = now + coordinator_.ALIVE_BEAT
+                next_beat = now + BEAT
+                for link in self._links.values():
+                    link.beat()
+            if now >= next_alive:
+                next_alive = now + coordinator_.ALIVE_BEAT
                 self._tell_coordinator("ALIVE", joined.instance, self.epoch, joined.holder)
 
     def _flush(self) -> None:
@@ -362,6 +380,7 @@ class ControlPlane:
 
     def _act(self, sender: int, fields: list[Any]) -> bool:
         link = self._links[sender]
+        link.heard()
         if fields[0] == "ACK":
             link.acknowledged(fields[1])
             if self._closing:
@@ -395,7 +414,7 @@ class ControlPlane:
 
     def _find_lost(self) -> None:
         for index, link in self._links.items():
-            if link.departed or link.lost or link.down_for() < LOST_AFTER:
+            if link.departed or link.lost or not link.overdue:
                 continue
             with self._condition:
                 link.lost = True

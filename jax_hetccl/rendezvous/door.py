@@ -42,11 +42,11 @@ class Door:
         self.record = {**record, "curve": self.keys[0], "control": where, "holder": self.holder}
 
     def close(self) -> None:
-        """Closes it; every other socket of the context must be closed."""
+        """Closes it, with what a control plane that could not be made has left open; no thread may use that any more."""
         self.doorkeeper.close()
         self.router.close(0)
         self.gate.close()
-        self.context.term()
+        self.context.destroy(0)
 
 
 def to_coordinator(context: zmq.Context, config: Config) -> zmq.Socket:

@@ -17,8 +17,16 @@ from jax_hetccl.rendezvous import messages
 
 # A process that closed its connection and does not accept a new one for this long is gone. Long
 # enough for a reconnection after a network error, short beside a training step's timeout.
-LOST_AFTER = 1.0
+LOST_AFTER = 0.8
+# The same after a silence: the connection has broken because nothing was acknowledged for seconds.
+_SILENCE = 2.0
+_LOST_AFTER_SILENCE = 0.4
+# How often a byte must be under way, so that a link that is gone is noticed by what is not acknowledged (`sockets`).
+# A stopped process lets them pile up: some 50 bytes each, more than ten minutes of them fit into its socket.
+BEAT = 0.5
 _GIVE_UP_AFTER = 0.3
+
+_BEAT = messages.pack("BEAT")
 
 _EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
@@ -39,6 +47,8 @@ class Link:
         self._pieces: list[bytes] = []  # of the payload that is being received
         self._connections = 0
         self._down_since: float | None = None
+        self._heard = time.monotonic()
+        self._grace = LOST_AFTER
         dealer.connect(endpoint)
 
     @property
@@ -85,6 +95,15 @@ class Link:
         self._pieces.clear()
         return payload
 
+    def beat(self) -> None:
+        """Sends a heartbeat, which asks for nothing but the kernel's acknowledgement."""
+        if not self.departed and not self.lost and self.down_for() == 0:
+            self._transmit(_BEAT)
+
+    def heard(self) -> None:
+        """Something has come from this member."""
+        self._heard = time.monotonic()
+
     def acknowledge(self) -> None:
         """Tells the member what we have taken from it."""
         self._transmit(messages.pack("ACK", self.received))
@@ -100,7 +119,8 @@ class Link:
             event = recv_monitor_message(self.monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED:
                 if self._down_since is None and self.ever_connected:
-                    self._down_since = time.monotonic()
+                    self._down_since = now = time.monotonic()
+                    self._grace = _LOST_AFTER_SILENCE if now - self._heard > _SILENCE else LOST_AFTER
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._down_since = None
                 self._connections += 1
@@ -113,6 +133,11 @@ class Link:
     def down_for(self) -> float:
         """Seconds since the connection broke; 0 while it stands or before it ever stood."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the connection has been down for too long."""
+        return self.down_for() >= self._grace
 
     def close(self, linger_ms: int) -> None:
         """Closes the sockets, giving the last messages `linger_ms` to leave."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgpack
 
 # Raised when a message changes its meaning. Members and coordinator must speak the same one.
-PROTOCOL = 4
+PROTOCOL = 5
 
 # The record of a member with many devices and NICs has some KB.
 PORT_BYTES = 64 << 10

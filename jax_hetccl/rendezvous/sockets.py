@@ -7,11 +7,12 @@ import zmq
 from jax_hetccl._errors import RendezvousError
 from jax_hetccl.rendezvous import addresses, messages
 
-# Liveness is the kernel's: keep-alive probes are answered also for a process that is stopped or busy
-# compiling, and stop being answered when its host or link is gone. About 4 s to notice.
+# Liveness is the kernel's: it acknowledges heartbeats (`link`) and keep-alive probes also for a process that is stopped
+# or busy compiling, and stops when its host or link is gone. A heartbeat that nobody acknowledges for this long breaks the
+# connection: longer than a link that is away for 3 s, and short enough for 5 s until everybody raises the error.
 _KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 1), (zmq.TCP_KEEPALIVE_INTVL, 1))
 _KEEPALIVE_COUNT = 3
-_UNACKNOWLEDGED_MS = 3500
+_UNACKNOWLEDGED_MS = 3100
 
 # A client that does not finish its handshake in this time is dropped.
 _HANDSHAKE_MS = 10_000

@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import secrets
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from harness.case import DATA, Case, MeshSpec
 from harness.layout import Layout
 from harness.process import Process, WorkerGoneError
 from harness.results import Leaf, load
+from harness.zygote import Zygote
 
 START_S, LEAVE_S = 60.0, 15.0
 
@@ -79,11 +81,16 @@ class World:
             compile for longer.
         axes: what `initialize` gets.
         joined: False leaves jax_hetccl out: clusters that share nothing, for tests of this harness itself.
+        zygote: forks the processes.
+        surroundings: by label, see `harness.process.Process`.
+        environment: further variables of all processes.
     """
 
     def __init__(
         self, layout: Layout, transport: str, *, pythons: tuple[str, ...] = (), timeout: float = 10.0,
         arrival_timeout: float | None = None, axes: Any = ("data",), joined: bool = True,
+        zygote: Zygote | None = None, surroundings: dict[str, dict[str, Any]] | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.transport = layout, transport
         arrival_timeout = arrival_timeout or (60.0 if platforms.chosen() else 20.0)
@@ -95,19 +102,24 @@ class World:
         common = {
             "HETCCL_COORDINATOR": f"127.0.0.1:{_free_port()}", "HETCCL_CLUSTERS": layout.names(),
             "HETCCL_SECRET": secrets.token_hex(32), "HETCCL_TRANSPORT": transport, "HETCCL_TIMEOUT": str(timeout),
-            "HETCCL_ARRIVAL_TIMEOUT": str(arrival_timeout), "HETCCL_JOIN_TIMEOUT": str(int(START_S)),
+            "HETCCL_ARRIVAL_TIMEOUT": str(arrival_timeout), "HETCCL_JOIN_TIMEOUT": str(int(START_S)), **(environment or {}),
         }  # fmt: skip
+        self._makers: dict[str, Callable[[], Process]] = {}
         for (cluster, process, devices), place in zip(layout.members(), placed, strict=True):
             name = layout.name(cluster)
+            label = f"{name}/{process}"
             setup = {
                 "cluster": cluster,
                 "devices": layout.devices,
                 "initialize": {"axes": axes} if joined else None,
             }
-            environment = {**common, **place, "HETCCL_CLUSTER": name, "HETCCL_PROCESS": str(process)}
+            own = {**common, **place, "HETCCL_CLUSTER": name, "HETCCL_PROCESS": str(process)}
             python = pythons[cluster] if cluster < len(pythons) else sys.executable
-            worker = Process(f"{name}/{process}", python, setup, devices, environment, self.directory)
-            self.workers.append((cluster, worker))
+            around = (surroundings or {}).get(label)
+            self._makers[label] = functools.partial(
+                Process, label, python, setup, devices, own, self.directory, zygote, around
+            )
+            self.workers.append((cluster, self._makers[label]()))
         try:
             self.hello = self._started()
         except BaseException:
@@ -195,6 +207,14 @@ class World:
     def worker(self, label: str) -> Process:
         """The worker of this label, e.g. ``right/0``."""
         return next(w for _, w in self.workers if w.label == label)
+
+    def replace(self, label: str) -> Process:
+        """Starts a new process in the place of one that has died; its first answer says that it has joined a world."""
+        at = next(i for i, (_, worker) in enumerate(self.workers) if worker.label == label)
+        cluster, dead = self.workers[at]
+        dead.kill()
+        self.workers[at] = cluster, self._makers[label]()
+        return self.workers[at][1]
 
     def kill(self) -> None:
         """Ends everything at once."""

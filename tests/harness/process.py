@@ -11,14 +11,39 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness import compiler
+from harness.zygote import Forked, Zygote
 
 TESTS = Path(__file__).resolve().parent.parent
 # A native module in the source tree comes from an in-place build, which then stands for the installed package.
 IN_PLACE = [str(TESTS.parent)] if list((TESTS.parent / "jax_hetccl").glob("_native*.so")) else []
 _DROPPED = ("HETCCL_", "JAX_", "XLA_", "TF_", "PYTHONPATH")
+
+
+def base_environment() -> dict[str, str]:
+    """A cleaned copy of our environment, with what every worker has."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *IN_PLACE]),
+        "PYTHONFAULTHANDLER": "1",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+    }
+
+
+def _forked(zygote: Zygote, request: dict[str, Any], stderr: int) -> tuple[Forked, IO[str], IO[str]]:
+    """Has a worker forked; returns it with its stdin and stdout."""
+    requests, mine = os.pipe()
+    answers, its = os.pipe()
+    try:
+        forked = zygote.fork(request, (requests, its, stderr))
+    finally:
+        os.close(requests)
+        os.close(its)
+    return forked, os.fdopen(mine, "w", buffering=1), os.fdopen(answers)
 
 
 class WorkerGoneError(Exception):
@@ -35,6 +60,8 @@ class Process:
         devices: CPU devices to give it, unless ``environment`` puts it on another platform.
         environment: variables added to a cleaned copy of ours.
         directory: where its stderr goes and what it starts in.
+        zygote: forks the process, instead of a new interpreter; ``python`` is the zygote's then.
+        surroundings: ``limits``, ``network``, ``mount`` of a forked process; see `harness.zygote.Zygote.fork`.
     """
 
     def __init__(
@@ -45,25 +72,26 @@ class Process:
         devices: int,
         environment: dict[str, str],
         directory: Path,
+        zygote: Zygote | None = None,
+        surroundings: dict[str, Any] | None = None,
     ) -> None:
         self.label = label
         self._stderr = directory / (label.replace("/", "-") + ".stderr")
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
-        env = {
-            **kept,
-            "PYTHONPATH": os.pathsep.join([str(TESTS), *IN_PLACE]),
-            "PYTHONFAULTHANDLER": "1",
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "TF_CPP_MIN_LOG_LEVEL": "1",
-            **environment,
-        }
+        own = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **environment}
+        self._child: subprocess.Popen[str] | Forked
+        setup = {**setup, "quick": compiler.quick()}
         with self._stderr.open("w") as stderr:
-            self._child = subprocess.Popen(
-                [python, "-m", "harness.worker", json.dumps({**setup, "quick": compiler.quick()})],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-                env=env, cwd=directory, start_new_session=True, text=True, bufsize=1,
-            )  # fmt: skip
+            if zygote is not None:
+                request = {"setup": setup, "environment": own, "directory": str(directory), **(surroundings or {})}
+                self._child, self._stdin, self._stdout = _forked(zygote, request, stderr.fileno())
+            else:
+                child = subprocess.Popen(
+                    [python, "-m", "harness.worker", json.dumps(setup)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                    env={**base_environment(), **own}, cwd=directory, start_new_session=True, text=True, bufsize=1,
+                )  # fmt: skip
+                assert child.stdin is not None and child.stdout is not None
+                self._child, self._stdin, self._stdout = child, child.stdin, child.stdout
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._next = 0
         threading.Thread(target=self._read, name=f"read-{label}", daemon=True).start()
@@ -73,17 +101,15 @@ class Process:
         return self._child.pid
 
     def _read(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
+        for line in self._stdout:
             self._answers.put(json.loads(line))
         self._answers.put(None)
 
     def ask(self, **request: Any) -> int:
         """Sends a request and returns at once; `answer` brings the reply."""
         self._next += 1
-        assert self._child.stdin is not None
         try:
-            self._child.stdin.write(json.dumps({"id": self._next, **request}) + "\n")
+            self._stdin.write(json.dumps({"id": self._next, **request}) + "\n")
         except OSError as error:
             raise WorkerGoneError(self._gone("is gone")) from error
         return self._next
@@ -140,7 +166,6 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._child.wait()
-        for stream in (self._child.stdin, self._child.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        for stream in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                stream.close()

@@ -126,6 +126,11 @@ class Worker:
         self._hetccl.initialize(**request["initialize"])
         return {}
 
+    def do_call(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Calls a function of a test's module, ``module:name``; what it returns is the answer."""
+        module, _, name = request["call"].partition(":")
+        return getattr(importlib.import_module(module), name)(**request.get("arguments", {}))
+
     def do_ping(self, request: dict[str, Any]) -> dict[str, Any]:
         import jax
 

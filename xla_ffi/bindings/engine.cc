@@ -152,7 +152,8 @@ void CheckStaging(uint64_t slot_bytes, uint64_t slots) {
 void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arrival_timeout_s,
                double mismatch_grace_s, double abort_grace_s, int proxy_threads, double spin_us,
                const std::string& stream_sync, const std::string& on_integer_failure,
-               uint64_t staging_slot_bytes, uint64_t staging_slots, int copy_threads) {
+               uint64_t staging_slot_bytes, uint64_t staging_slots, int copy_threads,
+               bool checksum) {
   CheckStaging(staging_slot_bytes, staging_slots);
   EngineOptions options;
   options.epoch = epoch;
@@ -166,6 +167,7 @@ void Construct(EngineObject* self, uint64_t epoch, double timeout_s, double arri
   options.staging_slot_bytes = staging_slot_bytes;
   options.staging_slots = staging_slots;
   options.copy_threads = copy_threads;
+  options.checksum = checksum;
   new (self) EngineObject(std::make_shared<Engine>(options), stream_sync);
 }
 
@@ -209,7 +211,7 @@ void DefineEngine(nb::module_& module) {
            "arrival_timeout_s"_a = 600.0, "mismatch_grace_s"_a = 2.0, "abort_grace_s"_a = 2.0,
            "proxy_threads"_a = 0, "spin_us"_a = 50.0, "stream_sync"_a = "auto",
            "on_integer_failure"_a = "exit", "staging_slot_bytes"_a = uint64_t{1} << 20,
-           "staging_slots"_a = uint64_t{8}, "copy_threads"_a = 0)
+           "staging_slots"_a = uint64_t{8}, "copy_threads"_a = 0, "checksum"_a = false)
       .def("set_local_device", &SetLocalDevice, "device_ordinal"_a, "rank"_a, "platform"_a = "cpu")
       .def(
           "set_rank_name",

@@ -18,34 +18,53 @@ namespace nb = nanobind;
 
 namespace {
 
+// What a channel may need of the settings.
+struct Settings {
+  transport::Staging staging;
+  bool checksum;
+  transport::rdma::Options rdma;
+};
+
 // What a transport's factory.h offers.
 struct Factory {
   const char* name;
-  Status (*make_sender)(std::vector<UniqueFd>, device::Space&, const transport::Staging&,
-                        const transport::rdma::Options&, std::unique_ptr<transport::Sender>*);
-  Status (*make_receiver)(std::vector<UniqueFd>, device::Space&, const transport::Staging&,
-                          const transport::rdma::Options&, std::unique_ptr<transport::Receiver>*);
+  Status (*make_sender)(std::vector<UniqueFd>, device::Space&, const Settings&,
+                        std::unique_ptr<transport::Sender>*);
+  Status (*make_receiver)(std::vector<UniqueFd>, device::Space&, const Settings&,
+                          std::unique_ptr<transport::Receiver>*);
 };
 
 constexpr Factory kFactories[] = {
-    {"rdma", transport::rdma::MakeSender, transport::rdma::MakeReceiver},
+    {"rdma",
+     [](std::vector<UniqueFd> fds, device::Space& space, const Settings& settings,
+        std::unique_ptr<transport::Sender>* out) {
+       return transport::rdma::MakeSender(std::move(fds), space, settings.staging, settings.rdma,
+                                          out);
+     },
+     [](std::vector<UniqueFd> fds, device::Space& space, const Settings& settings,
+        std::unique_ptr<transport::Receiver>* out) {
+       return transport::rdma::MakeReceiver(std::move(fds), space, settings.staging, settings.rdma,
+                                            out);
+     }},
     {"shm",
-     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging&,
-        const transport::rdma::Options&, std::unique_ptr<transport::Sender>* out) {
+     [](std::vector<UniqueFd> fds, device::Space& space, const Settings&,
+        std::unique_ptr<transport::Sender>* out) {
        return transport::shm::MakeSender(std::move(fds), space, out);
      },
-     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging&,
-        const transport::rdma::Options&, std::unique_ptr<transport::Receiver>* out) {
+     [](std::vector<UniqueFd> fds, device::Space& space, const Settings&,
+        std::unique_ptr<transport::Receiver>* out) {
        return transport::shm::MakeReceiver(std::move(fds), space, out);
      }},
     {"tcp",
-     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging& staging,
-        const transport::rdma::Options&, std::unique_ptr<transport::Sender>* out) {
-       return transport::tcp::MakeSender(std::move(fds), space, staging, out);
+     [](std::vector<UniqueFd> fds, device::Space& space, const Settings& settings,
+        std::unique_ptr<transport::Sender>* out) {
+       return transport::tcp::MakeSender(std::move(fds), space, settings.staging, settings.checksum,
+                                         out);
      },
-     [](std::vector<UniqueFd> fds, device::Space& space, const transport::Staging& staging,
-        const transport::rdma::Options&, std::unique_ptr<transport::Receiver>* out) {
-       return transport::tcp::MakeReceiver(std::move(fds), space, staging, out);
+     [](std::vector<UniqueFd> fds, device::Space& space, const Settings& settings,
+        std::unique_ptr<transport::Receiver>* out) {
+       return transport::tcp::MakeReceiver(std::move(fds), space, settings.staging,
+                                           settings.checksum, out);
      }},
 };
 
@@ -92,8 +111,9 @@ Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool 
                   const std::string& transport, std::vector<UniqueFd> fds,
                   const transport::rdma::Options& rdma) {
   device::Space& space = engine.SpaceOf(local_rank);
-  const transport::Staging staging{engine.options().staging_slot_bytes,
-                                   engine.options().staging_slots};
+  const EngineOptions& options = engine.options();
+  const Settings settings{
+      {options.staging_slot_bytes, options.staging_slots}, options.checksum, rdma};
   std::string known;
   for (const Factory& factory : kFactories) {
     known += known.empty() ? "" : ", ";
@@ -101,12 +121,12 @@ Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool 
     if (transport != factory.name) continue;
     if (outgoing) {
       std::unique_ptr<transport::Sender> sender;
-      Status status = factory.make_sender(std::move(fds), space, staging, rdma, &sender);
+      Status status = factory.make_sender(std::move(fds), space, settings, &sender);
       if (!status.ok()) return status;
       return engine.channels().AddOutgoing(local_rank, peer_rank, std::move(sender));
     }
     std::unique_ptr<transport::Receiver> receiver;
-    Status status = factory.make_receiver(std::move(fds), space, staging, rdma, &receiver);
+    Status status = factory.make_receiver(std::move(fds), space, settings, &receiver);
     if (!status.ok()) return status;
     return engine.channels().AddIncoming(local_rank, peer_rank, std::move(receiver));
   }

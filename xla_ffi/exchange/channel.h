@@ -123,6 +123,9 @@ class Channel : public proxy::Task {
   virtual void Shutdown() = 0;
   // See transport::Endpoint::Drained; after Shutdown.
   virtual bool Drained() = 0;
+  // Gives descriptors and memory back, whoever keeps the channel; after Shutdown, and the last use
+  // of the transport.
+  virtual void Release() = 0;
 
  protected:
   std::string PeerName() const { return context_->directory.Rank(peer_rank_); }

@@ -135,6 +135,7 @@ int ChannelTable::Shutdown(TimePoint deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  for (const std::shared_ptr<Channel>& channel : channels) channel->Release();
   return 0;
 }
 

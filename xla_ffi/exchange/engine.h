@@ -41,6 +41,7 @@ struct EngineOptions {
   // Host memory between one socket and a GPU, for each direction of a channel.
   uint64_t staging_slot_bytes = 1 << 20;
   uint64_t staging_slots = 8;
+  bool checksum = false;  // of what goes over tcp; the same in all processes
   // What a GPU's program gets for integers of a failed exchange, which cannot be poisoned: the end
   // of the process, or zeros and the error of the next check.
   bool exit_on_integer_failure = true;

@@ -259,4 +259,15 @@ void IncomingChannel::Shutdown() {
   if (receiver_) receiver_->SayGoodbye();
 }
 
+transport::Route IncomingChannel::route() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return attached_ && receiver_ ? receiver_->route() : transport::Route();
+}
+
+void IncomingChannel::Release() {
+  std::unique_ptr<transport::Receiver> released;
+  std::lock_guard<std::mutex> lock(mutex_);
+  released.swap(receiver_);  // ends behind the lock
+}
+
 }  // namespace hetccl

@@ -49,11 +49,10 @@ class IncomingChannel final : public Channel {
   void FailAll() override;
   void Describe(std::vector<PendingPart>* parts) const override;
   std::string OldestOperation() const override;
-  transport::Route route() const override {
-    return attached() ? receiver_->route() : transport::Route();
-  }
+  transport::Route route() const override;
   void Shutdown() override;
   bool Drained() override { return receiver_ == nullptr || receiver_->Drained(); }
+  void Release() override;
 
  private:
   struct Part {
@@ -89,7 +88,8 @@ class IncomingChannel final : public Channel {
   // might wait. Watchdog.
   void PollOldest();
 
-  std::unique_ptr<transport::Receiver> receiver_;  // set once by Attach, then proxy thread only
+  std::unique_ptr<transport::Receiver>
+      receiver_;  // set by Attach, then proxy thread only, until Release
   // Guarded by mutex_. current_ is written by the proxy thread only, which may read it without.
   bool attached_ = false;
   std::deque<Part> posted_;

@@ -170,4 +170,15 @@ void OutgoingChannel::Shutdown() {
   sender_->SayGoodbye();
 }
 
+transport::Route OutgoingChannel::route() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sender_ ? sender_->route() : transport::Route();
+}
+
+void OutgoingChannel::Release() {
+  std::unique_ptr<transport::Sender> released;
+  std::lock_guard<std::mutex> lock(mutex_);
+  released.swap(sender_);  // ends behind the lock
+}
+
 }  // namespace hetccl

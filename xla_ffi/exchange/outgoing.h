@@ -30,9 +30,10 @@ class OutgoingChannel final : public Channel {
   void FailAll() override;
   void Describe(std::vector<PendingPart>* parts) const override;
   std::string OldestOperation() const override;
-  transport::Route route() const override { return sender_->route(); }
+  transport::Route route() const override;
   void Shutdown() override;
   bool Drained() override { return sender_->Drained(); }
+  void Release() override;
 
  private:
   struct Part {
@@ -50,8 +51,8 @@ class OutgoingChannel final : public Channel {
   // such a part.
   Status Overdue(TimePoint now) const;
 
-  const std::unique_ptr<transport::Sender> sender_;
-  std::atomic<bool> begun_{false};  // the peer has begun to take the current message
+  std::unique_ptr<transport::Sender> sender_;  // null after Release, which holds mutex_
+  std::atomic<bool> begun_{false};             // the peer has begun to take the current message
   // Guarded by mutex_. current_ is written by the proxy thread only, which may read it without.
   std::deque<Part> queue_;
   std::optional<Part> current_;

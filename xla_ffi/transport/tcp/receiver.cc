@@ -18,10 +18,10 @@ constexpr int kMaxPieces = 16;
 }  // namespace
 
 TcpReceiver::TcpReceiver(std::vector<UniqueFd> sockets,
-                         std::vector<std::unique_ptr<ReceiveWindow>> windows)
-    : staging_(kStagingBytes) {
+                         std::vector<std::unique_ptr<ReceiveWindow>> windows, bool checksum)
+    : staging_(kStagingBytes), header_bytes_(HeaderBytes(checksum)) {
   for (size_t i = 0; i < sockets.size(); ++i) {
-    lanes_.push_back({std::move(sockets[i]), std::move(windows[i])});
+    lanes_.push_back({std::move(sockets[i]), std::move(windows[i]), ReceiveSums(checksum)});
   }
 }
 
@@ -39,18 +39,21 @@ std::vector<int> TcpReceiver::poll_fds() const {
 Status TcpReceiver::Peek(const WireHeader** header) {
   *header = nullptr;
   if (!have_header_) {
-    if (staged_end_ - staged_begin_ < sizeof(header_)) FillStaging();
-    if (staged_end_ - staged_begin_ < sizeof(header_)) return Status();
-    std::memcpy(&header_, staging_.data() + staged_begin_, sizeof(header_));
-    staged_begin_ += sizeof(header_);
-    if (Status status = CheckHeader(header_); !status.ok()) return status;
-    if (header_.type == MessageType::kGoodbye) {
+    if (staged_end_ - staged_begin_ < header_bytes_) FillStaging();
+    if (staged_end_ - staged_begin_ < header_bytes_) return Status();
+    std::memcpy(&header_, staging_.data() + staged_begin_, header_bytes_);
+    staged_begin_ += header_bytes_;
+    if (header_bytes_ > sizeof(WireHeader)) {
+      if (Status status = CheckSum(header_); !status.ok()) return Named(0, status);
+    }
+    if (Status status = CheckHeader(header_.header); !status.ok()) return status;
+    if (header_.header.type == MessageType::kGoodbye) {
       peer_ = PeerState::kGoodbye;
       return Status();
     }
     have_header_ = true;
   }
-  *header = &header_;
+  *header = &header_.header;
   return Status();
 }
 
@@ -76,6 +79,7 @@ void TcpReceiver::Accept(MutablePayload payload) {
   for (size_t i = 0; i < lanes_.size(); ++i) {
     const Stripe stripe = StripeOf(total, i, lanes_.size());
     lanes_[i].payload->Begin(Slice(payload, stripe.begin, stripe.end));
+    lanes_[i].sums.Begin(stripe.end - stripe.begin);
   }
   if (total > kAcknowledgeAbove) {
     // If this cannot be sent the stream is broken or full, and reading will tell.
@@ -85,50 +89,78 @@ void TcpReceiver::Accept(MutablePayload payload) {
 
 Status TcpReceiver::Step(Progress* progress) {
   *progress = {};
-  DrainStaging(progress);
+  if (Status status = DrainStaging(progress); !status.ok()) return status;
   progress->done = true;
-  for (Lane& lane : lanes_) {
-    StepLane(&lane, progress);
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    Lane& lane = lanes_[i];
+    if (Status status = StepLane(i, progress); !status.ok()) return status;
     // A copy that has ended just now makes room for bytes that are here already: no descriptor will
     // tell of those.
     progress->copying |= lane.payload->copying();
     if (Status status = lane.payload->Pump(); !status.ok()) return status;
     progress->copying |= lane.payload->copying();
-    progress->done &= lane.payload->finished();
+    progress->done &= lane.finished();
   }
   if (progress->done) have_header_ = false;
   return Status();
 }
 
-void TcpReceiver::DrainStaging(Progress* progress) {
-  ReceiveWindow& payload = *lanes_[0].payload;
-  iovec target;
-  while (staged_begin_ < staged_end_ &&
-         payload.Gather(staged_end_ - staged_begin_, &target, 1) == 1) {
-    std::memcpy(target.iov_base, staging_.data() + staged_begin_, target.iov_len);
-    payload.Advance(target.iov_len);
-    staged_begin_ += target.iov_len;
-    progress->bytes += target.iov_len;
-  }
+int TcpReceiver::Targets(Lane* lane, size_t limit, iovec* pieces, int capacity) {
+  const int count = lane->payload->Gather(lane->sums.Limit(limit), pieces, capacity - 1);
+  return lane->sums.Extend(pieces, count);
 }
 
-void TcpReceiver::StepLane(Lane* lane, Progress* progress) {
+Status TcpReceiver::Take(size_t lane, const iovec* pieces, size_t bytes, Progress* progress) {
+  size_t payload;
+  if (Status status = lanes_[lane].sums.Received(pieces, bytes, &payload); !status.ok()) {
+    return Named(lane, status);
+  }
+  lanes_[lane].payload->Advance(payload);
+  progress->bytes += payload;
+  return Status();
+}
+
+Status TcpReceiver::Named(size_t lane, const Status& status) const {
+  std::string link = "stripe " + std::to_string(lane + 1) + " of " + std::to_string(lanes_.size());
+  const std::string path = PathName(lanes_[lane].fd.get());
+  if (!path.empty()) link += ", " + path;
+  return Status(status.kind(), "data was changed on the way (" + link + "): " + status.message() +
+                                   "; look for a faulty network device, cable or memory between "
+                                   "these two hosts");
+}
+
+Status TcpReceiver::DrainStaging(Progress* progress) {
+  while (staged_begin_ < staged_end_) {
+    iovec pieces[2];
+    const size_t staged = staged_end_ - staged_begin_;
+    const int count = Targets(&lanes_[0], staged, pieces, 2);
+    if (count == 0) break;
+    const size_t bytes = std::min(staged, pieces[0].iov_len);
+    std::memcpy(pieces[0].iov_base, staging_.data() + staged_begin_, bytes);
+    staged_begin_ += bytes;
+    if (Status status = Take(0, pieces, bytes, progress); !status.ok()) return status;
+  }
+  return Status();
+}
+
+Status TcpReceiver::StepLane(size_t index, Progress* progress) {
+  Lane& lane = lanes_[index];
   size_t budget = kStepBytes;
   while (budget > 0 && peer_ != PeerState::kLost) {
     iovec pieces[kMaxPieces];
     msghdr message = {};
     message.msg_iov = pieces;
-    message.msg_iovlen = lane->payload->Gather(budget, pieces, kMaxPieces);
-    if (message.msg_iovlen == 0) return;
-    const ssize_t count = ::recvmsg(lane->fd.get(), &message, MSG_DONTWAIT);
+    message.msg_iovlen = Targets(&lane, budget, pieces, kMaxPieces);
+    if (message.msg_iovlen == 0) return Status();
+    const ssize_t count = ::recvmsg(lane.fd.get(), &message, MSG_DONTWAIT);
     if (count <= 0) {
       if (Retry(count)) continue;
-      return;
+      return Status();
     }
-    lane->payload->Advance(count);
-    progress->bytes += count;
+    if (Status status = Take(index, pieces, count, progress); !status.ok()) return status;
     budget -= std::min(budget, static_cast<size_t>(count));
   }
+  return Status();
 }
 
 bool TcpReceiver::Retry(ssize_t result) {

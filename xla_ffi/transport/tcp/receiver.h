@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/tcp/checksum.h"
 #include "xla_ffi/transport/transport.h"
 #include "xla_ffi/transport/window.h"
 
@@ -15,8 +16,9 @@ namespace hetccl::transport::tcp {
 // The receiving half over one or more stream sockets. Requires prepared sockets.
 class TcpReceiver final : public Receiver {
  public:
-  // One window for each socket.
-  TcpReceiver(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<ReceiveWindow>> windows);
+  // One window for each socket. `checksum`: see checksum.h; the same on both sides.
+  TcpReceiver(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<ReceiveWindow>> windows,
+              bool checksum);
 
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
@@ -34,13 +36,23 @@ class TcpReceiver final : public Receiver {
   struct Lane {
     UniqueFd fd;
     std::unique_ptr<ReceiveWindow> payload;
+    ReceiveSums sums;
+
+    bool finished() const { return payload->finished() && sums.finished(); }
   };
 
   // Reads headers together with what follows them: a small message then costs one system call.
   void FillStaging();
   // Hands staged bytes to the first lane's payload.
-  void DrainStaging(Progress* progress);
-  void StepLane(Lane* lane, Progress* progress);
+  Status DrainStaging(Progress* progress);
+  Status StepLane(size_t lane, Progress* progress);
+  // Describes where at most `limit` next payload bytes of a lane go, and its checksum if that is
+  // next.
+  static int Targets(Lane* lane, size_t limit, iovec* pieces, int capacity);
+  // Takes note of bytes that were put there.
+  Status Take(size_t lane, const iovec* pieces, size_t bytes, Progress* progress);
+  // Says which link it was that changed something.
+  Status Named(size_t lane, const Status& status) const;
   // Judges a recv result that is not positive: true if the caller should try again.
   bool Retry(ssize_t result);
   void Lose(std::string reason);
@@ -49,7 +61,8 @@ class TcpReceiver final : public Receiver {
   std::vector<std::byte> staging_;
   size_t staged_begin_ = 0;
   size_t staged_end_ = 0;
-  WireHeader header_;
+  const size_t header_bytes_;  // with its checksum
+  CheckedHeader header_;
   bool have_header_ = false;
   PeerState peer_ = PeerState::kAlive;
   std::string lost_reason_;

@@ -76,7 +76,7 @@ TEST(TcpReceiver, AsksForAStepWhenASlotIsFreeAndBytesAreThere) {
   SlowSpace space;
   std::vector<std::unique_ptr<ReceiveWindow>> windows(1);
   ASSERT_TRUE(MakeWindow(space, Staging{4096, 2}, &windows[0]).ok());
-  TcpReceiver receiver(std::move(sockets), std::move(windows));
+  TcpReceiver receiver(std::move(sockets), std::move(windows), /*checksum=*/false);
   WireHeader header = MakeHeader(MessageType::kData);
   header.payload_bytes = kBytes;
   std::vector<std::byte> sent(sizeof(header) + kBytes);

@@ -18,9 +18,10 @@ constexpr int kMaxPieces = 16;
 }  // namespace
 
 TcpSender::TcpSender(std::vector<UniqueFd> sockets,
-                     std::vector<std::unique_ptr<SendWindow>> windows) {
+                     std::vector<std::unique_ptr<SendWindow>> windows, bool checksum)
+    : header_bytes_(HeaderBytes(checksum)) {
   for (size_t i = 0; i < sockets.size(); ++i) {
-    lanes_.push_back({std::move(sockets[i]), std::move(windows[i])});
+    lanes_.push_back({std::move(sockets[i]), std::move(windows[i]), SendSums(checksum)});
   }
 }
 
@@ -36,13 +37,14 @@ std::vector<int> TcpSender::poll_fds() const {
 }
 
 void TcpSender::Begin(const WireHeader& header, ConstPayload payload) {
-  header_ = header;
-  header_left_ = sizeof(header_);
+  header_ = header_bytes_ > sizeof(header) ? Checked(header) : CheckedHeader{header};
+  header_left_ = header_bytes_;
   busy_ = true;
   const size_t total = TotalSize(payload);
   for (size_t i = 0; i < lanes_.size(); ++i) {
     const Stripe stripe = StripeOf(total, i, lanes_.size());
     lanes_[i].payload->Begin(Slice(payload, stripe.begin, stripe.end));
+    lanes_[i].sums.Begin(stripe.end - stripe.begin);
   }
   wants_acknowledgement_ = total > kAcknowledgeAbove;
   if (wants_acknowledgement_) {
@@ -70,9 +72,9 @@ Status TcpSender::Step(Progress* progress) {
       if (header_left_ > 0) break;  // the other lanes' bytes mean nothing before the header
     }
     header_moved = header_left != header_left_;
-    progress->done = header_left_ == 0 && std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) {
-                       return lane.payload->finished();
-                     });
+    progress->done =
+        header_left_ == 0 &&
+        std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.finished(); });
     if (progress->done) busy_ = false;
   }
   if (!progress->done && progress->bytes == 0 && !header_moved) ReadBackwards();
@@ -83,14 +85,16 @@ void TcpSender::StepLane(size_t index, Progress* progress) {
   Lane& lane = lanes_[index];
   size_t budget = kStepBytes;
   while (budget > 0) {
-    iovec pieces[kMaxPieces];
+    iovec pieces[kMaxPieces + 1];  // and a checksum
     int count = 0;
     const size_t header_left = index == 0 ? header_left_ : 0;
     if (header_left > 0) {
-      pieces[count++] = {reinterpret_cast<char*>(&header_) + sizeof(header_) - header_left,
+      pieces[count++] = {reinterpret_cast<char*>(&header_) + header_bytes_ - header_left,
                          header_left};
     }
-    count += lane.payload->Gather(budget, pieces + count, kMaxPieces - count);
+    iovec* of_lane = pieces + count;
+    const int gathered = lane.payload->Gather(lane.sums.Limit(budget), of_lane, kMaxPieces - count);
+    count += lane.sums.Cover(of_lane, gathered);
     if (count == 0) return;
     msghdr message = {};
     message.msg_iov = pieces;
@@ -106,7 +110,7 @@ void TcpSender::StepLane(size_t index, Progress* progress) {
     }
     const size_t of_header = std::min(header_left, static_cast<size_t>(sent));
     header_left_ -= of_header;
-    const size_t of_payload = static_cast<size_t>(sent) - of_header;
+    const size_t of_payload = lane.sums.Sent(static_cast<size_t>(sent) - of_header);
     lane.payload->Advance(of_payload);
     progress->bytes += of_payload;
     budget -= std::min(budget, static_cast<size_t>(sent));
@@ -137,9 +141,9 @@ void TcpSender::Lose(std::string reason) {
 
 void TcpSender::SayGoodbye() {
   if (!busy_ && peer_ == PeerState::kAlive) {
-    const WireHeader goodbye = MakeHeader(MessageType::kGoodbye);
+    const CheckedHeader goodbye = Checked(MakeHeader(MessageType::kGoodbye));
     // A full buffer means that the peer is not reading; it will see the end of the stream instead.
-    (void)!::send(lanes_[0].fd.get(), &goodbye, sizeof(goodbye), MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)!::send(lanes_[0].fd.get(), &goodbye, header_bytes_, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
   for (const Lane& lane : lanes_) ::shutdown(lane.fd.get(), SHUT_WR);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/tcp/checksum.h"
 #include "xla_ffi/transport/transport.h"
 #include "xla_ffi/transport/window.h"
 
@@ -15,8 +16,9 @@ namespace hetccl::transport::tcp {
 // The sending half over one or more stream sockets. Requires prepared sockets.
 class TcpSender final : public Sender {
  public:
-  // One window for each socket.
-  TcpSender(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<SendWindow>> windows);
+  // One window for each socket. `checksum`: see checksum.h; the same on both sides.
+  TcpSender(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<SendWindow>> windows,
+            bool checksum);
 
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
@@ -34,6 +36,9 @@ class TcpSender final : public Sender {
   struct Lane {
     UniqueFd fd;
     std::unique_ptr<SendWindow> payload;
+    SendSums sums;
+
+    bool finished() const { return payload->finished() && sums.finished(); }
   };
 
   // Sends on one lane until it is full, finished, or has had its share of this step.
@@ -43,7 +48,8 @@ class TcpSender final : public Sender {
   void Lose(std::string reason);
 
   std::vector<Lane> lanes_;
-  WireHeader header_;
+  const size_t header_bytes_;  // with its checksum
+  CheckedHeader header_;
   size_t header_left_ = 0;
   bool busy_ = false;
   bool wants_acknowledgement_ = false;

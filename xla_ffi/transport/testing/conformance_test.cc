@@ -57,7 +57,7 @@ std::pair<UniqueFd, UniqueFd> LoopbackTcpPair() {
   return {std::move(client), std::move(server)};
 }
 
-Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)()) {
+Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)(), bool checksum = false) {
   std::vector<UniqueFd> left, right;
   for (int i = 0; i < sockets; ++i) {
     auto [a, b] = connect();
@@ -65,8 +65,8 @@ Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)()) {
     right.push_back(std::move(b));
   }
   Pair pair;
-  EXPECT_TRUE(tcp::MakeSender(std::move(left), Host(), {}, &pair.sender).ok());
-  EXPECT_TRUE(tcp::MakeReceiver(std::move(right), Host(), {}, &pair.receiver).ok());
+  EXPECT_TRUE(tcp::MakeSender(std::move(left), Host(), {}, checksum, &pair.sender).ok());
+  EXPECT_TRUE(tcp::MakeReceiver(std::move(right), Host(), {}, checksum, &pair.receiver).ok());
   return pair;
 }
 
@@ -134,6 +134,8 @@ const std::vector<Transport>& Transports() {
       {"tcp1", [] { return TcpPair(1, LoopbackTcpPair); }, 30 << 20},
       {"tcp2", [] { return TcpPair(2, LoopbackTcpPair); }, 60 << 20},
       {"tcp3", [] { return TcpPair(3, LoopbackTcpPair); }, 80 << 20},
+      {"tcp1_checked", [] { return TcpPair(1, LoopbackTcpPair, /*checksum=*/true); }, 30 << 20},
+      {"tcp3_checked", [] { return TcpPair(3, LoopbackTcpPair, /*checksum=*/true); }, 80 << 20},
       {"unix", [] { return TcpPair(1, UnixPair); }, 5 << 20},
       {"shm", [] { return ShmPair(shm::kDefaultSlotBytes, shm::kDefaultSlots); }, 20 << 20},
       {"shm_large_slots", [] { return ShmPair(shm::kGpuSlotBytes, shm::kGpuSlots); }, 60 << 20},

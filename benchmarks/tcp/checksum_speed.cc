@@ -1,0 +1,130 @@
+// What checksums cost on a tcp channel over loopback: GB/s of large messages with and without, by
+// turns, one thread for each half.
+//
+//   bazel run -c opt //xla_ffi/transport/tcp:checksum_speed [sockets]
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/common/clock.h"
+#include "xla_ffi/common/crc32c.h"
+#include "xla_ffi/device/host_space.h"
+#include "xla_ffi/transport/tcp/factory.h"
+
+namespace hetccl::transport::tcp {
+namespace {
+
+constexpr size_t kBytes = 64 << 20;
+constexpr int kMessages = 8;
+constexpr int kRounds = 9;
+
+void Require(bool ok, const char* what) {
+  if (ok) return;
+  std::fprintf(stderr, "%s failed\n", what);
+  std::exit(1);
+}
+
+std::pair<UniqueFd, UniqueFd> Connected() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  Require(::bind(listener.get(), any, size) == 0 && ::listen(listener.get(), 1) == 0 &&
+              ::getsockname(listener.get(), any, &size) == 0,
+          "listening");
+  UniqueFd client(::socket(AF_INET, SOCK_STREAM, 0));
+  Require(::connect(client.get(), any, size) == 0, "connecting");
+  UniqueFd server(::accept(listener.get(), nullptr, nullptr));
+  return {std::move(client), std::move(server)};
+}
+
+// A channel, and the bytes that go over it.
+class Channel {
+ public:
+  Channel(int sockets, bool checksum) : from_(kBytes, std::byte{42}), to_(kBytes) {
+    std::vector<UniqueFd> left, right;
+    for (int i = 0; i < sockets; ++i) {
+      auto [a, b] = Connected();
+      left.push_back(std::move(a));
+      right.push_back(std::move(b));
+    }
+    Require(MakeSender(std::move(left), space_, {}, checksum, &sender_).ok(), "making a sender");
+    Require(MakeReceiver(std::move(right), space_, {}, checksum, &receiver_).ok(), "a receiver");
+  }
+
+  // Bytes per second.
+  double Measure() {
+    const TimePoint begin = Clock::now();
+    std::thread sending([this] { Send(); });
+    Receive();
+    sending.join();
+    return kMessages * static_cast<double>(kBytes) / ToSeconds(Clock::now() - begin);
+  }
+
+ private:
+  void Send() {
+    WireHeader header = MakeHeader(MessageType::kData);
+    header.payload_bytes = kBytes;
+    for (int i = 0; i < kMessages; ++i) {
+      sender_->Begin(header, {{from_.data(), kBytes}});
+      for (Progress progress; !progress.done;) Require(sender_->Step(&progress).ok(), "sending");
+    }
+  }
+  void Receive() {
+    for (int i = 0; i < kMessages; ++i) {
+      const WireHeader* head = nullptr;
+      while (head == nullptr) Require(receiver_->Peek(&head).ok(), "peeking");
+      receiver_->Accept({{to_.data(), kBytes}});
+      for (Progress progress; !progress.done;) {
+        Require(receiver_->Step(&progress).ok(), "receiving");
+      }
+    }
+  }
+
+  device::HostSpace space_;
+  std::vector<std::byte> from_, to_;
+  std::unique_ptr<Sender> sender_;
+  std::unique_ptr<Receiver> receiver_;
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void Run(int sockets) {
+  Channel without(sockets, false), with(sockets, true);
+  std::array<std::vector<double>, 2> rates;
+  for (int round = -1; round < kRounds; ++round) {
+    const double plain = without.Measure(), checked = with.Measure();
+    if (round < 0) continue;  // memory is touched for the first time
+    rates[0].push_back(plain / 1e9);
+    rates[1].push_back(checked / 1e9);
+  }
+  const double plain = Median(rates[0]), checked = Median(rates[1]);
+  std::printf("%d sockets: %.2f GB/s, with checksums %.2f GB/s (%.0f %%)\n", sockets, plain,
+              checked, 100 * checked / plain);
+}
+
+}  // namespace
+}  // namespace hetccl::transport::tcp
+
+int main(int argc, char** argv) {
+  std::printf("CRC-32C by %s\n", hetccl::Crc32cHasInstruction() ? "instruction" : "tables");
+  if (argc > 1) {
+    hetccl::transport::tcp::Run(std::atoi(argv[1]));
+    return 0;
+  }
+  for (int sockets : {1, 2}) hetccl::transport::tcp::Run(sockets);
+}
