@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax_hetccl._config import Config
@@ -79,7 +79,7 @@ def regroup(
 
 
 class _Regroup:
-    """One attempt of one process. `run` is called once; the rest runs on control threads and must not block."""
+    """One attempt of one process. `run` is called once; control threads only wake it up."""
 
     def __init__(
         self,
@@ -99,18 +99,13 @@ class _Regroup:
             m.cluster for m in old.members if clusters is not None and m.cluster_name not in clusters
         )
         self._condition = threading.Condition()
-        before = old.published(_END, old.me).get(_END, [0])
-        self._attempt = before[0] + 1
-        self._words: dict[int, Word] = {}
-        self._ends: dict[int, tuple[int, str]] = {}
-        self._decision: _Decision | None = None
+        # A clock: words of attempts that have ended, under way still maybe, count no more.
+        self._attempt = 1 + max((int(attempt) for attempt, _ in self._latest(_END).values()), default=0)
         self._tried: _Decision | None = None  # the last one that this process followed
         self._heard = 0  # counts what has come in, for those who wait for more
 
     def run(self) -> ControlPlane:
-        self._old.subscribe(_END, self._on_end)
-        self._old.subscribe(_WORD, self._on_word)
-        self._old.subscribe(_DECISION, self._on_decision)
+        self._old.subscribe("regroup/", lambda *_: self._notice())
         try:
             while (control := self._try()) is None:
                 pass
@@ -129,32 +124,30 @@ class _Regroup:
         except HetcclError:  # it was closed under us
             pass
 
-    # --- on the old control thread -------------------------------------------------------------
+    def _latest(self, key: str) -> dict[int, Any]:
+        """What the members said last, by index; in each one's order, which handlers that come late do not see."""
+        said = ((m.index, self._old.published(key, m.index)) for m in self._old.members)
+        return {index: values[key] for index, values in said if key in values}
 
-    def _on_word(self, member: int, _key: str, value: Any) -> None:
-        with self._condition:
-            self._words[member] = Word.unpacked(value)
-            self._notice()
+    def _words(self) -> dict[int, Word]:
+        """The others' words in this attempt, or a later one, which then is ours too."""
+        words = {m: Word.unpacked(v) for m, v in self._latest(_WORD).items() if m != self._me.index}
+        self._attempt = max([self._attempt, *(w.attempt for w in words.values())])
+        return {m: w for m, w in words.items() if w.attempt == self._attempt}
 
-    def _on_end(self, member: int, _key: str, value: Any) -> None:
-        attempt, text = value
-        with self._condition:
-            self._ends[member] = (int(attempt), str(text))
-            self._notice()
-
-    def _on_decision(self, member: int, _key: str, value: Any) -> None:
-        nonce, named = value
-        with self._condition:
-            self._decision = _Decision(member, bytes(nonce), {str(name): bytes(key) for name, key in named})
-            self._notice()
-
-    def _said(self) -> dict[int, Word]:
-        """The words that hold: those of attempts that go on. Needs the lock."""
-        return {m: w for m, w in self._words.items() if w.attempt > self._ends.get(m, (0, ""))[0]}
+    def _decisions(self) -> dict[int, _Decision]:
+        """The decisions of attempts that their senders have not given up."""
+        ends = {m: int(attempt) for m, (attempt, _) in self._latest(_END).items()}
+        return {
+            m: _Decision(m, bytes(nonce), {str(name): bytes(key) for name, key in named})
+            for m, (nonce, named, attempt) in self._latest(_DECISION).items()
+            if attempt > ends.get(m, 0) and m != self._me.index
+        }
 
     def _notice(self) -> None:
-        self._heard += 1
-        self._condition.notify_all()
+        with self._condition:
+            self._heard += 1
+            self._condition.notify_all()
 
     def _wait(self, heard: int) -> None:
         """Until there is more than that, or time for another look."""
@@ -201,10 +194,11 @@ class _Regroup:
         members, said = self._old.members, None
         while True:
             with self._condition:
-                words, found, heard = self._said(), self._decision, self._heard
-                ends = {m: text for m, (attempt, text) in self._ends.items() if attempt >= self._attempt}
+                heard = self._heard
+            words, decisions = self._words(), self._decisions()
+            ends = {m: str(text) for m, (attempt, text) in self._latest(_END).items() if attempt >= self._attempt}
             self._gone = self._now_gone(words)
-            self._refuse(words, found, ends)
+            self._refuse(words, decisions.values(), ends)
             word = Word(self._gone, self._asked, door.record, self._attempt)
             if word != said:
                 self._old.publish(_WORD, word.packed())
@@ -213,11 +207,12 @@ class _Regroup:
             left = survivors.living(self._gone, members)
             directory = [(m.name, words[m.index].record) for m in left if m.index in words]
             keys = {name: record.get("curve", b"") for name, record in directory}
+            found = decisions.get(left[0].index)
             if left[0] is self._me and not survivors.undecided(self._gone, words, members):
                 found = _Decision(self._me.index, os.urandom(32), keys)
-                self._old.publish(_DECISION, [found.nonce, list(map(list, keys.items()))])
+                self._old.publish(_DECISION, [found.nonce, list(map(list, keys.items())), self._attempt])
             # One of an earlier attempt, or before somebody died, names other keys.
-            if found is not None and found.sender == left[0].index and found.keys == keys and len(keys) == len(left):
+            if found is not None and found.keys == keys and len(keys) == len(left):
                 self._tried = found
                 return found, directory
             self._bounded(words)
@@ -236,7 +231,7 @@ class _Regroup:
     def _late(self) -> bool:
         return time.monotonic() - self._started > self._timeout
 
-    def _refuse(self, words: Mapping[int, Word], found: _Decision | None, ends: Mapping[int, str]) -> None:
+    def _refuse(self, words: Mapping[int, Word], decisions: Iterable[_Decision], ends: Mapping[int, str]) -> None:
         """Raises what stands in the way of going on."""
         own = [m for m in self._old.members if m.cluster == self._me.cluster]
         if away := [m.name for m in own if self._old.state_of(m.index) != "present"]:
@@ -247,9 +242,9 @@ class _Regroup:
         with_us = self._tried.keys if self._tried is not None else ()
         departed = [m for m in self._old.members if self._old.state_of(m.index) == "departed" and m.index not in ends]
         ahead = [m.name for m in departed if m.name in with_us]
-        left_out = found is not None and self._me.name not in found.keys
-        if ahead or left_out or self._me.cluster in self._gone:
-            who = ", ".join(ahead or (found.keys if left_out and found is not None else ("the other clusters",)))
+        without_us = next((list(d.keys) for d in decisions if self._me.name not in d.keys), [])
+        if ahead or without_us or self._me.cluster in self._gone:
+            who = ", ".join(ahead or without_us or ("the other clusters",))
             raise RendezvousError(
                 f"{self._me.name}: {who} go on without this cluster, which they took for lost (or did not name). Call "
                 "hetccl.shutdown() and hetccl.initialize(), or start the processes again, to come back into the job"
@@ -296,7 +291,7 @@ class _Regroup:
         def note(member: int, key: str, _value: Any) -> None:
             with self._condition:
                 came[key].add(member)
-                self._notice()
+            self._notice()
 
         for key in came:
             control.subscribe(key, note)
@@ -308,7 +303,8 @@ class _Regroup:
         while True:
             with self._condition:
                 hello, done = set(came[_HELLO]), set(came[_REACHED])
-                words, heard = self._said(), self._heard
+                heard = self._heard
+            words = self._words()
             if not reached and hello >= others.keys():
                 reached = True
                 control.publish(_REACHED, None)
