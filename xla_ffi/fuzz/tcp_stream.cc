@@ -5,7 +5,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace hetccl;
   fuzz::Input input(data, size);
-  const size_t lanes = 1 + input.Byte() % 3;
+  const unsigned shape = input.Byte();
+  const size_t lanes = 1 + shape % 3;
+  const bool checksum = shape >= 128;
   std::vector<UniqueFd> here, there;
   for (size_t i = 0; i < lanes; ++i) {
     auto [a, b] = fuzz::SocketPair();
@@ -13,7 +15,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     there.push_back(std::move(b));
   }
   std::unique_ptr<transport::Receiver> receiver;
-  fuzz::Require(transport::tcp::MakeReceiver(std::move(here), fuzz::Host(), {}, &receiver).ok());
+  fuzz::Require(
+      transport::tcp::MakeReceiver(std::move(here), fuzz::Host(), {}, checksum, &receiver).ok());
   // The further sockets get the end of the input; what the first one gets comes in two parts.
   const size_t share = input.size() / (2 * lanes);
   const auto first = input.Take(input.size() / 4);
