@@ -81,7 +81,7 @@ class Config:
     on_integer_failure: str = "abort"
     slot_kb: int | None = None
     slots: int | None = None
-    keep_memory_mb: float = 256.0
+    keep_memory_mb: float = 1024.0
     coordinator_external: bool = False
 
     @property
@@ -171,7 +171,7 @@ _SETTINGS = (
         "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
     ),
     _Setting(
-        "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"
+        "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 1024)"
     ),
     _Setting("coordinator_external", _values.flag, "1 if only `hetccl coordinator` may host the coordinator"),
 )
