@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py --mps --out benchmarks/results
 
-In one run: pinned copies (the limit of a GPU's link), then jitted JAX programs in two processes of one device each,
-for each pair of platforms and way of waiting, then PyTorch's Gloo with CUDA tensors, then how an exchange overlaps
-with matrix products. Everything is written after each step, so that a run that is cut short leaves what it has.
+In one run: pinned copies (the limit of a GPU's link), then PyTorch's Gloo with CUDA tensors, then jitted JAX programs
+in two processes of one device each, for each pair of platforms and way of waiting, and how an exchange overlaps with
+matrix products. Everything is written after each step, so that a run that is cut short leaves what it has.
 
 ``--mps`` starts NVIDIA's multi-process service for the time of the run: without it two processes on one GPU take turns,
 which costs about 300 us each time. A pair is ``PLATFORM+PLATFORM``; ``cpu+cpu`` runs anywhere.
@@ -221,13 +221,13 @@ def main() -> None:
         only = args.only_programs
         if not only and any("cuda" in p for p in pairs):
             run.step("limits", lambda: limits(run))
+        if not args.no_gloo and not only:
+            run.step("gloo", lambda: gloo_figures(run, "cuda" if "cuda" in pairs[0] else "cpu"))
         for pair in pairs:
             name = "+".join(pair)
             run.step(f"hetccl {name} auto", lambda: programs(run, pair, "auto", ops, sizes))
             if not only and set(pair) != {"cpu"}:
                 run.step(f"overlap {name}", lambda: overlap_figures(run, pair))
-        if not args.no_gloo and not only:
-            run.step("gloo", lambda: gloo_figures(run, "cuda" if "cuda" in pairs[0] else "cpu"))
         for pair in pairs:
             if not only and set(pair) != {"cpu"}:
                 some = [n for n in sizes if n in (4 * KB, MB, 256 * MB)]
