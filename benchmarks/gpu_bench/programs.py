@@ -6,6 +6,7 @@ so that a program may donate its operand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,16 +21,27 @@ import jax_hetccl as hetccl
 from gpu_bench import iterations
 
 AXIS = "data"
+JOINS = "HETCCL_COORDINATOR" in os.environ  # else it is stock JAX alone
 
 
 def mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
 
 
+def ranks() -> tuple[int, int]:
+    """How many ranks there are, and the first one here."""
+    if not JOINS:
+        return jax.device_count(), int(os.environ.get("GLOO_RANK", "0")) * jax.device_count()
+    world = hetccl.world()
+    return world.size, world.clusters[world.cluster].first_rank
+
+
 def operand(nbytes: int, rank: int) -> jax.Array:
     """Small whole numbers, other ones in each cluster: sums of many steps stay exact."""
     value = np.arange(nbytes // 4, dtype=np.float32) % 13 + 1 + rank
-    return jax.make_array_from_callback((1, value.size), NamedSharding(mesh(), P(AXIS)), lambda _: value[None])
+    return jax.make_array_from_callback(
+        (jax.device_count(), value.size), NamedSharding(mesh(), P(AXIS)), lambda _: value[None]
+    )
 
 
 def _mapped(f: Callable[..., Any], out: P, donate: bool = False) -> Callable[..., Any]:
