@@ -29,7 +29,7 @@ from gpu_bench import KB, LOOPS, MB, SIZES, VISIBLE, gloo, iterations, report
 from gpu_bench.children import free_port, group
 from gpu_bench.run import Run, repetitions, row
 
-OPS = ("psum_loop", "ppermute_loop", "psum", "all_gather", "psum_scatter", "ppermute")
+OPS = ("psum_loop", "ppermute_loop", "send_loop", "psum", "all_gather", "psum_scatter", "ppermute", "send")
 SEGMENTS = (1, 2, 4, 8)
 BIG = 256 * MB
 TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests"
@@ -113,7 +113,9 @@ def crossing(op: str, nbytes: int, sizes: Sequence[int]) -> float:
     return nbytes
 
 
-def collectives(run: Run, environs: Sequence[Mapping[str, str]], sizes: Sequence[int], segments: Sequence[int]) -> Any:
+def collectives(
+    run: Run, environs: Sequence[Mapping[str, str]], ops: Sequence[str], sizes: Sequence[int], segments: Sequence[int]
+) -> Any:
     """All operations at all sizes, and the sums of the largest in segments."""
     found: dict[str, Any] = {}
     with group("gpu_bench.ranks", environs, timeout=120.0) as members:
@@ -126,7 +128,7 @@ def collectives(run: Run, environs: Sequence[Mapping[str, str]], sizes: Sequence
             print(f"{op:>14} {nbytes:>10} B {r['median_us']:10.1f} us {r['gb_per_s']:7.2f} GB/s, {parts}", flush=True)
             return r
 
-        for op in OPS:
+        for op in ops:
             found[op] = []
             for nbytes in sizes:
                 if op in LOOPS and nbytes not in (sizes[0], sizes[-1]):
@@ -195,16 +197,21 @@ def shares(found: dict[str, Any], name: str, parts: Sequence[Part]) -> dict[str,
     """The comparisons of one world with its links' limit and with stock JAX."""
     result: dict[str, dict[str, Any]] = {}
     sizes = [len(p.devices) for p in parts]
-    limit = found.get(f"limits {name}", {}).get("both", {}).get("gb_per_s")
+    measured = found.get(f"limits {name}", {})
     stock = found.get(f"stock {name}", {})
     for transport, op in itertools.product(("shm", "tcp"), OPS):
         for r in found.get(f"hetccl {name} {transport}", {}).get(op, []):
             if r["bytes"] != BIG:
                 continue
             title = f"{name} {transport} {op} 256 MB"
+            limit = measured.get("d2h" if op.startswith("send") else "both", {}).get("gb_per_s")
             if limit:
                 rate = crossing(op, r["bytes"], sizes) / r["median_us"] / 1e3
-                share = {"is": rate / limit, "wanted": 0.93 if "permute" in op else 0.90, "more_is_better": True}
+                share = {
+                    "is": rate / limit,
+                    "wanted": 0.93 if op.startswith(("ppermute", "send")) else 0.90,
+                    "more_is_better": True,
+                }
                 result[f"{title} / C2C limit"] = share
             same = next((s for s in stock.get(op, []) if s["bytes"] == BIG), None)
             if same:
@@ -224,15 +231,16 @@ def world_steps(run: Run, name: str, args: argparse.Namespace, sizes: Sequence[i
     """Everything about one choice of clusters."""
     parts = parse(name)
     alike = len({p.platform for p in parts}) == 1
+    ops = args.ops.split(",")
     if any(p.platform != "cpu" for p in parts):
         run.step(f"limits {name}", lambda: limits(parts))
     for transport in args.transports.split(","):
         environs = world_environ(parts, HETCCL_TRANSPORT=transport)
-        run.step(f"hetccl {name} {transport}", lambda e=environs: collectives(run, e, sizes, SEGMENTS))
+        run.step(f"hetccl {name} {transport}", lambda e=environs: collectives(run, e, ops, sizes, SEGMENTS))
     if alike:
-        run.step(f"stock {name}", lambda: collectives(run, [together(parts).environ()], sizes, ()))
+        run.step(f"stock {name}", lambda: collectives(run, [together(parts).environ()], ops, sizes, ()))
         if len(parts[0].devices) > 1:
-            run.step(f"stock {name} first cluster", lambda: collectives(run, [parts[0].environ()], sizes, ()))
+            run.step(f"stock {name} first cluster", lambda: collectives(run, [parts[0].environ()], ops, sizes, ()))
         run.step(f"overlap {name}", lambda: overlap(world_environ(parts), args.quick))
     if alike and not args.no_training:
         run.step(f"training {name}", lambda: training(world_environ(parts), args))
@@ -256,6 +264,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="training steps that count (5)")
     parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--tests", action="store_true", help="run the tables of collectives, too")
+    parser.add_argument("--ops", default=",".join(OPS), help=f"comma list of {', '.join(OPS)}")
     parser.add_argument("--quick", action="store_true", help="small overlap: to see that it works")
     parser.add_argument("--time-limit", type=float, default=1500.0, metavar="S", help="for the whole run (1500)")
     args = parser.parse_args()

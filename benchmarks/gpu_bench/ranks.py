@@ -28,6 +28,11 @@ def _pairs(n: int) -> list[tuple[int, int]]:
     return [(r, (r + n // 2) % n) for r in range(n)]
 
 
+def _sent(n: int) -> list[tuple[int, int]]:
+    """One way only: the first half sends."""
+    return [(r, r + n // 2) for r in range(n // 2)]
+
+
 def _halves(n: int) -> Callable[[Any], Any]:
     return lambda x: lax.psum(x, AXIS) * (1 / n)
 
@@ -43,7 +48,9 @@ def _program(op: str, n: int, nbytes: int, segments: int) -> Callable[[Any], Any
         "all_gather": (lambda x: lax.all_gather(x, AXIS, axis=0, tiled=True), P()),
         "psum_scatter": (lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=1, tiled=True), P(None, AXIS)),
         "ppermute": (lambda x: lax.ppermute(x, AXIS, _pairs(n)), P(AXIS)),
+        "send": (lambda x: lax.ppermute(x, AXIS, _sent(n)), P(AXIS)),
         "psum_loop": (_loop(_halves(n), times), P(AXIS)),
+        "send_loop": (_loop(lambda x: x + lax.ppermute(x, AXIS, _sent(n)), times), P(AXIS)),
         "ppermute_loop": (_loop(lambda x: lax.ppermute(x, AXIS, _pairs(n)), times), P(AXIS)),
     }
     f, out = programs[op]
@@ -65,6 +72,9 @@ def expected(op: str, nbytes: int, n: int, rank: int) -> np.ndarray:
         return total if op == "psum" else total / n
     if op == "all_gather":
         return np.concatenate(every)
+    if op in ("send", "send_loop"):
+        got = every[rank - n // 2] if rank in range(n // 2, 2 * (n // 2)) else np.zeros_like(every[0])
+        return got if op == "send" else every[rank] + iterations(op, nbytes) * got
     back = {to: source for source, to in _pairs(n)}
     for _ in range(iterations(op, nbytes)):
         rank = back[rank]

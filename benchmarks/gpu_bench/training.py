@@ -79,10 +79,11 @@ def _staged_step(graph: Any, optimizer: Any, mean: Callable[[np.ndarray], None])
     def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
         loss, gradients = grads(state[0], rows)
         leaves, tree = jax.tree.flatten(gradients)
-        hosted = [np.array(leaf) for leaf in leaves]
+        hosted = [np.array(leaf) for leaf in (loss[None], *leaves)]
         for leaf in hosted:
             mean(leaf)
-        return update(state, jax.tree.unflatten(tree, [jax.device_put(leaf, everywhere) for leaf in hosted])), loss
+        loss, *leaves = (jax.device_put(leaf, everywhere) for leaf in hosted)
+        return update(state, jax.tree.unflatten(tree, leaves)), loss[0]
 
     return step
 
