@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py --mps --out benchmarks/results
 
-In one run: pinned copies (the limit of a GPU's link), then jitted JAX programs in two processes of one device each,
-for each pair of platforms and way of waiting, then PyTorch's Gloo with CUDA tensors, then how an exchange overlaps
-with matrix products. Everything is written after each step, so that a run that is cut short leaves what it has.
+In one run: pinned copies (the limit of a GPU's link), then PyTorch's Gloo with CUDA tensors, then jitted JAX programs
+in two processes of one device each, for each pair of platforms and way of waiting, and how an exchange overlaps with
+matrix products. Everything is written after each step, so that a run that is cut short leaves what it has.
 
 ``--mps`` starts NVIDIA's multi-process service for the time of the run: without it two processes on one GPU take turns,
 which costs about 300 us each time. A pair is ``PLATFORM+PLATFORM``; ``cpu+cpu`` runs anywhere.
@@ -18,47 +18,17 @@ import os
 import pathlib
 import secrets
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpu_bench import LOOPS, gloo, iterations, report
+from gpu_bench import KB, LOOPS, MB, SIZES, VISIBLE, gloo, iterations, report
 from gpu_bench.children import ChildError, Group, free_port, group
+from gpu_bench.run import Run, repetitions, row
 
-KB, MB = 1 << 10, 1 << 20
-SIZES = (4 * KB, 64 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
 OPS = (*LOOPS, "psum", "psum_donated", "all_gather", "psum_scatter", "ppermute", "swap", "send_recv")
 GLOO_SIZES = (4 * KB, MB, 16 * MB, 256 * MB)
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
-
-
-class Run:
-    """One run: what was found, and until when it may go on."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.deadline = time.monotonic() + args.time_limit
-        self.found: dict[str, Any] = report.head(sys.argv)
-
-    def left(self) -> float:
-        return self.deadline - time.monotonic()
-
-    def step(self, name: str, what: Callable[[], Any]) -> None:
-        """Runs a step and keeps its result, or why there is none."""
-        if self.left() < 5:
-            self.found[name] = {"skipped": "no time left (--time-limit)"}
-        else:
-            print(f"--- {name}", flush=True)
-            try:
-                self.found[name] = what()
-            except (ChildError, OSError, RuntimeError) as error:
-                self.found[name] = {"failed": str(error)}
-                print(f"{name} failed: {error}", flush=True)
-        report.write(self.args.out, self.found)
 
 
 def member_environ(platforms: Sequence[str], sync: str) -> list[dict[str, str]]:
@@ -77,29 +47,11 @@ def member_environ(platforms: Sequence[str], sync: str) -> list[dict[str, str]]:
         if platform == "cpu":
             own |= {"JAX_PLATFORMS": "cpu"}
         else:
-            shown = [v for v in os.environ.get(_VISIBLE[platform], "0").split(",") if v]
-            own |= {"JAX_PLATFORMS": f"{platform},cpu", _VISIBLE[platform]: shown[i % len(shown)]}
+            shown = [v for v in os.environ.get(VISIBLE[platform], "0").split(",") if v]
+            own |= {"JAX_PLATFORMS": f"{platform},cpu", VISIBLE[platform]: shown[i % len(shown)]}
             own |= {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}
         result.append(own)
     return result
-
-
-def row(nbytes: int, times: Sequence[float], per: int = 1) -> dict[str, Any]:
-    """Statistics of the seconds of one size; ``per`` operations in each."""
-    each = sorted(t / per for t in times)
-    median = statistics.median(each)
-    return {
-        "bytes": nbytes,
-        "median_us": median * 1e6,
-        "p10_us": each[len(each) // 10] * 1e6,
-        "p90_us": each[len(each) * 9 // 10] * 1e6,
-        "samples": len(each),
-        "gb_per_s": nbytes / median / 1e9,
-    }
-
-
-def repetitions(nbytes: int, budget: int) -> int:
-    return max(5, min(50, budget // nbytes))
 
 
 def limits(run: Run) -> dict[str, Any]:
@@ -168,10 +120,10 @@ def gloo_figures(run: Run, device: str) -> dict[str, Any]:
     return found
 
 
-def overlap_figures(run: Run, platforms: Sequence[str]) -> dict[str, Any]:
+def overlap_figures(run: Run, platforms: Sequence[str], quick: bool) -> dict[str, Any]:
     small = "cpu" in platforms
     shape = {"nbytes": 256 * MB, "side": 512 if small else 8192, "products": 4 if small else 20, "reps": 7}
-    if run.args.quick:
+    if quick:
         shape = {"nbytes": 8 * MB, "side": 256, "products": 4, "reps": 3}
     with group("gpu_bench.member", member_environ(platforms, "auto")) as world:
         answers = world.ask(120, {"overlap": shape})
@@ -217,17 +169,17 @@ def main() -> None:
     pairs = [tuple(p.split("+")) for p in args.pairs.split(",")]
     ops = args.ops.split(",")
     with multi_process_service() if args.mps else contextlib.nullcontext():
-        run = Run(args)
+        run = Run("gpu", args.out, args.time_limit)
         only = args.only_programs
         if not only and any("cuda" in p for p in pairs):
             run.step("limits", lambda: limits(run))
+        if not args.no_gloo and not only:
+            run.step("gloo", lambda: gloo_figures(run, "cuda" if "cuda" in pairs[0] else "cpu"))
         for pair in pairs:
             name = "+".join(pair)
             run.step(f"hetccl {name} auto", lambda: programs(run, pair, "auto", ops, sizes))
             if not only and set(pair) != {"cpu"}:
-                run.step(f"overlap {name}", lambda: overlap_figures(run, pair))
-        if not args.no_gloo and not only:
-            run.step("gloo", lambda: gloo_figures(run, "cuda" if "cuda" in pairs[0] else "cpu"))
+                run.step(f"overlap {name}", lambda: overlap_figures(run, pair, args.quick))
         for pair in pairs:
             if not only and set(pair) != {"cpu"}:
                 some = [n for n in sizes if n in (4 * KB, MB, 256 * MB)]
@@ -235,11 +187,10 @@ def main() -> None:
                 name = "+".join(pair)
                 run.step(f"hetccl {name} hostfunc", lambda: programs(run, pair, "hostfunc", few, some))
         run.found["ratios"] = report.ratios(run.found)
-        report.write(args.out, run.found)
-        report.plot(args.out, run.found)
-    for name, r in run.found["ratios"].items():
-        print(f"{name:>60}: {r['is']:9.2f} (at least {r['wanted']})" if r["more_is_better"] else
-              f"{name:>60}: {r['is']:9.2f} (at most {r['wanted']})")  # fmt: skip
+        run.write()
+        shown = [k for k in run.found if k.startswith("hetccl ") and k.endswith(" auto")]
+        report.plot(args.out, "gpu", run.found, shown)
+    report.say(run.found["ratios"])
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Config:
     slot_kb: int | None = None
     slots: int | None = None
     checksum: bool = False
-    keep_memory_mb: float = 256.0
+    keep_memory_mb: float = 1024.0
     coordinator_external: bool = False
 
     @property
@@ -173,7 +173,7 @@ _SETTINGS = (
     ),
     _Setting("checksum", _values.flag, "1: a bit that flips on a tcp connection is an error; equal everywhere"),
     _Setting(
-        "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 256)"
+        "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 1024)"
     ),
     _Setting("coordinator_external", _values.flag, "1 if only `hetccl coordinator` may host the coordinator"),
 )

@@ -8,11 +8,16 @@ from typing import Any
 from jax_hetccl._config import Config
 from jax_hetccl.rendezvous.control import ControlPlane
 
-EngineFactory = Callable[[Config, ControlPlane], Any]
+EngineFactory = Callable[[Config, ControlPlane, frozenset[str]], Any]
 
 
-def native_engine(config: Config, control: ControlPlane) -> Any:
-    """Makes the native engine of this world."""
+# How long a proxy thread spins before it sleeps. A step of an exchange takes a CPU a few microseconds and a GPU's
+# copies and marks tens; to sleep in between costs as much again.
+_SPIN_US, _GPU_SPIN_US = 50.0, 300.0
+
+
+def native_engine(config: Config, control: ControlPlane, platforms: frozenset[str]) -> Any:
+    """Makes the native engine of this world, of clusters on these platforms."""
     from jax_hetccl import _native
 
     staging = {} if config.slot_kb is None else {"staging_slot_bytes": config.slot_kb << 10}
@@ -21,6 +26,7 @@ def native_engine(config: Config, control: ControlPlane) -> Any:
         epoch=control.epoch,
         timeout_s=config.timeout,
         arrival_timeout_s=config.arrival_timeout,
+        spin_us=_SPIN_US if platforms == {"cpu"} else _GPU_SPIN_US,
         stream_sync=config.stream_sync,
         on_integer_failure={"abort": "exit", "raise": "raise"}[config.on_integer_failure],
         checksum=config.checksum,

@@ -372,7 +372,7 @@ def form(
         if clusters[config.cluster].platform != "cpu" and (problem := growing_memory()):
             _log.warning("%s: %s", config.member_name, problem)
         retire(control)
-        engine = engine_factory(config, control)
+        engine = engine_factory(config, control, frozenset(c.platform for c in clusters))
         if engine is not None:
             undo.callback(_end, "closing the engine", engine.close, _CLOSE_S)
         undo.callback(_end, "closing the acceptor", acceptor.close)  # before the engine it hands channels to

@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py makes of what it measures."""
+"""What benchmarks/gpu.py and multi_gpu.py make of what they measure."""
 
 from __future__ import annotations
 
@@ -74,24 +74,51 @@ def test_expected_values(parts, op):
         assert np.array_equal(zero, one)
 
 
-def test_a_short_run_on_cpus(tmp_path):
-    """Workers, checks of results, report: the whole path with clusters of CPU devices."""
-    path = os.pathsep.join([*IN_PLACE, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--pairs", "cpu+cpu", "--sizes", "4096"]
-    command += [
-        "--ops",
-        "psum_loop,ppermute_loop,send_recv_loop,psum_donated,send_recv",
-        "--no-gloo",
-        "--out",
-        str(tmp_path),
-        "--time-limit",
-        "120",
-    ]
+def _run(program: str, *options: str) -> str:
+    """A benchmark with clusters of CPU devices; its output."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HETCCL_", "JAX_", "XLA_"))}
-    env = {**kept, "PYTHONPATH": path}
+    env = {**kept, "PYTHONPATH": os.pathsep.join([*IN_PLACE, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(BENCHMARKS / program), *options, "--time-limit", "120"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_short_run_on_cpus(tmp_path):
+    """Workers, checks of results, report: the whole path with clusters of CPU devices."""
+    ops = "psum_loop,ppermute_loop,send_recv_loop,psum_donated,send_recv"
+    _run("gpu.py", "--pairs", "cpu+cpu", "--sizes", "4096", "--ops", ops, "--no-gloo", "--out", str(tmp_path))
     found = json.loads((tmp_path / "gpu.json").read_text())["hetccl cpu+cpu auto"]
     assert not found["failed ops"], found
     assert all(found[op][0]["median_us"] > 0 for op in ("psum_loop", "psum_donated", "send_recv"))
     assert (tmp_path / "gpu.png").stat().st_size > 1000
+
+
+def test_a_short_run_of_uneven_clusters_on_cpus(tmp_path):
+    small = ["--parameters", "1e4", "--rows", "2", "--length", "16", "--steps", "1", "--quick"]
+    _run(
+        "multi_gpu.py", "--clusters", "cpu:2+cpu:1", "--sizes", "12288", "--transports", "shm",
+        "--out", str(tmp_path), *small,
+    )  # fmt: skip
+    found = json.loads((tmp_path / "multi-gpu.json").read_text())
+    steps = ["hetccl cpu:2+cpu:1 shm", "stock cpu:2+cpu:1", "stock cpu:2+cpu:1 first cluster", "overlap cpu:2+cpu:1"]
+    steps += ["training cpu:2+cpu:1", "training cpu:2+cpu:1 stock"]
+    assert not {k: v for k, v in found.items() if "failed" in v or (k in steps and "skipped" in v)}
+    ours = found["hetccl cpu:2+cpu:1 shm"]
+    assert [r["segments"] for r in ours["segments"]] == [1, 2, 4, 8]
+    assert ours["devices"][0]["ranks"] == found["stock cpu:2+cpu:1"]["devices"][0]["ranks"] == 3
+    across, stock = (found[f"training cpu:2+cpu:1{which}"] for which in ("", " stock"))
+    assert across["tokens"] == stock["tokens"] == 3 * 2 * 16
+    assert across["losses"] == pytest.approx(stock["losses"], rel=1e-4)
+
+
+def test_what_crosses_a_link(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    crossing = importlib.import_module("multi_gpu").crossing
+    assert [crossing(op, 48, (2, 2)) for op in ("psum", "all_gather", "psum_scatter", "ppermute_loop")] == [
+        24,
+        48,
+        12,
+        48,
+    ]
+    assert crossing("psum_loop", 48, (1, 1)) == 48 and crossing("all_gather", 48, (3, 1)) == 144

@@ -42,7 +42,7 @@ def test_arguments_win_over_the_environment():
 
 
 def test_freed_memory_is_left_alone_where_the_user_has_set_up_the_c_library():
-    assert resolve(GOOD).keep_memory_mb == 256
+    assert resolve(GOOD).keep_memory_mb == 1024
     assert resolve({**GOOD, "MALLOC_ARENA_MAX": "2"}).keep_memory_mb == 0
     assert resolve({**GOOD, "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, keep_memory_mb=8).keep_memory_mb == 8
 

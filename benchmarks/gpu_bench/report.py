@@ -11,8 +11,6 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-NAME = "gpu"
-
 
 def head(argv: Sequence[str]) -> dict[str, Any]:
     """The exact command, versions and hardware."""
@@ -45,8 +43,8 @@ def _cpu() -> str:
     return platform.processor()
 
 
-def write(out: pathlib.Path, found: dict[str, Any]) -> None:
-    (out / f"{NAME}.json").write_text(json.dumps(found, indent=1) + "\n")
+def write(out: pathlib.Path, name: str, found: dict[str, Any]) -> None:
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def overlap_row(r: dict[str, Any]) -> dict[str, Any]:
@@ -101,14 +99,20 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return result
 
 
-def plot(out: pathlib.Path, found: dict[str, Any]) -> None:
-    """GB/s against bytes, one panel for each pair of platforms, with the limits and Gloo."""
+def say(compared: dict[str, dict[str, Any]]) -> None:
+    """Prints comparisons as :func:`ratios` gives them."""
+    for name, r in compared.items():
+        print(f"{name:>70}: {r['is']:9.2f} (at {'least' if r['more_is_better'] else 'most'} {r['wanted']})")
+
+
+def plot(out: pathlib.Path, name: str, found: dict[str, Any], steps: Sequence[str]) -> None:
+    """GB/s against bytes, one panel for each of these steps, with the limits and Gloo."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    steps = [k for k in found if k.startswith("hetccl ") and k.endswith(" auto") and "failed" not in found[k]]
+    steps = [k for k in steps if "failed" not in found[k] and "skipped" not in found[k]]
     if not steps:
         return
     figure, panels = plt.subplots(1, len(steps), figsize=(6.5 * len(steps), 5), squeeze=False)
@@ -119,11 +123,11 @@ def plot(out: pathlib.Path, found: dict[str, Any]) -> None:
         for op, rows in found.get("gloo", {}).items():
             if isinstance(rows, list):
                 axis.plot([r["bytes"] for r in rows], [r["gb_per_s"] for r in rows], "--", label=f"Gloo {op}")
-        for name, limit in found.get("limits", {}).items():
+        for what, limit in found.get("limits", {}).items():
             if isinstance(limit, dict) and "gb_per_s" in limit:
                 axis.axhline(limit["gb_per_s"], color="grey", lw=0.7)
-                axis.annotate(name, (4096, limit["gb_per_s"]), fontsize=7, va="bottom", color="grey")
+                axis.annotate(what, (4096, limit["gb_per_s"]), fontsize=7, va="bottom", color="grey")
         axis.set(xscale="log", yscale="log", xlabel="bytes of each rank's operand", ylabel="GB/s", title=step)
         axis.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(out / f"{NAME}.png", dpi=120)
+    figure.savefig(out / f"{name}.png", dpi=120)

@@ -84,7 +84,7 @@ def choose(op: str, dtype: np.dtype, nbytes: int, sizes: Sequence[int], platform
 
 def _whole(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     if site.size > 1:
-        x = site.lowering.local_reduce(site.op, x, dtype, site.axes)
+        x = _inside(site, x, dtype, lambda x, dtype: site.lowering.local_reduce(site.op, x, dtype, site.axes))
     shape, wire = site.lowering.shape, site.partial_dtype(dtype, site.alone)
     nbytes = site.elements * wire.itemsize
     way = lambda lane: plan.whole(lane, site.me, nbytes)  # noqa: E731
@@ -136,7 +136,8 @@ _WAYS = {"whole": _whole, "pieces": _pieces, "owned": _owned, "central": _centra
 def _grouped(site: Site, x: ir.Value, dtype: np.dtype, grouping: Grouping) -> ir.Value:
     """A reduction within groups of global indices, which may stay in a cluster, cross, and differ in size."""
     if any(len(part) > 1 for part in grouping.here):
-        x = site.lowering.local_reduce(site.op, x, dtype, site.axes, grouping.here)
+        reduce = lambda x, dtype: site.lowering.local_reduce(site.op, x, dtype, site.axes, grouping.here)  # noqa: E731
+        x = _inside(site, x, dtype, reduce)
     if not grouping.crosses:
         return site.rounded(x, site.lowering.dtype)
     shape, wire = site.lowering.shape, unpacked(dtype)
@@ -162,7 +163,17 @@ def _combined(site: Site, own: ir.Value, others: Sequence[ir.Value], dtype: np.d
 def _scattered(site: Site, x: ir.Value, total: int, dtype: np.dtype) -> ir.Value:
     """The operand, padded to ``total`` elements and reduced within the cluster: the own piece of it."""
     x = site.pad(site.reshape(x, site.elements), total, dtype)
-    return x if site.size == 1 else site.lowering.local_reduce_scatter(site.op, x, total, dtype, site.axes, site.size)
+    if site.size == 1:
+        return x
+    scatter = lambda x, dtype: site.lowering.local_reduce_scatter(site.op, x, total, dtype, site.axes, site.size)  # noqa: E731
+    return _inside(site, x, dtype, scatter)
+
+
+def _inside(site: Site, x: ir.Value, dtype: np.dtype, reduce: Callable[[ir.Value, np.dtype], ir.Value]) -> ir.Value:
+    """A reduction by the vendor's collectives, which take no floats of 8 bits; float32 holds all of these."""
+    short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1
+    wide = np.dtype(np.float32) if short else dtype
+    return site.convert(reduce(site.convert(x, wide), wide), dtype)
 
 
 def _gathered(site: Site, piece: ir.Value, total: int) -> ir.Value:

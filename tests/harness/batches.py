@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from harness import platforms
 from harness.case import CASES, Case
 from harness.cells import Cell, cells
 from harness.judge import check, differences
@@ -89,7 +90,7 @@ class Batches:
             self._pool.discard()
             return self._one_by_one(cell, "\n".join(wrong))
         return {
-            name: differences(CASES[name], _part(oracle, name), [_part(r, name) for r in replies])
+            name: differences(CASES[name], _part(oracle, name), [_part(r, name) for r in replies], platforms.differ())
             for name in cell.names
         }
 
@@ -101,7 +102,8 @@ class Batches:
 
     def _alone(self, cell: Batched, case: Case) -> list[str]:
         try:
-            check(self._pool, self._world(cell), dataclasses.replace(cell.run, case=case))
+            run = dataclasses.replace(cell.run, case=case)
+            check(self._pool, self._world(cell), run, compiler_differs=platforms.differ())
         except (AssertionError, WorkerGoneError) as error:
             return [str(error)]
         return []

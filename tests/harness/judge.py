@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from harness import platforms
 from harness.case import Case
 from harness.pool import Pool, Reply, Run, WorkerGoneError, World
 from harness.results import Leaf
@@ -69,7 +70,8 @@ def differences(case: Case, oracle: Reply, replies: list[Reply], compiler_differ
     if failed:
         return failed
     bitwise, values = case.exact or not compiler_differs, not case.replicas_only
-    return _compare(oracle, replies, values, bitwise, case.rounded if compiler_differs else ())
+    rounded = case.rounded if compiler_differs or platforms.any_gpu() else ()
+    return _compare(oracle, replies, values, bitwise, rounded, compiler_differs)
 
 
 def _rejection(oracle: Reply, replies: list[Reply]) -> list[str]:
@@ -152,10 +154,10 @@ def _without_places(text: str) -> list[str]:
 
 
 def _compare(
-    oracle: Reply, replies: list[Reply], values: bool, bitwise: bool, rounded: tuple[str, ...] = ()
+    oracle: Reply, replies: list[Reply], values: bool, bitwise: bool, rounded: tuple[str, ...], compiler_differs: bool
 ) -> list[str]:
     """Leaf by leaf, rank by rank: against the oracle's values, and replicas against each other bit by bit. Leaves in
-    ``rounded`` may differ by a unit in the last place in both."""
+    ``rounded`` may differ by a unit in the last place, from each other only where compilers do."""
     if not oracle.leaves:
         return ["there is nothing to compare: the case returns no arrays"]
     problems = []
@@ -175,7 +177,8 @@ def _compare(
             for at in leaf.shards:
                 found.setdefault(at, []).append((r.label, leaf))
         loose = key in rounded
-        problems += _leaf(key or "(root)", wanted, found, values, bitwise and not loose, loose)
+        same = bitwise and not (loose and compiler_differs)
+        problems += _leaf(key or "(root)", wanted, found, values, same, loose)
     return problems
 
 

@@ -53,6 +53,11 @@ def differ() -> bool:
     return len(set(_found)) > 1
 
 
+def any_gpu() -> bool:
+    """Whether a cluster is compiled by another compiler than the oracle."""
+    return any(platform != "cpu" for platform in _found)
+
+
 @functools.cache
 def count(platform: str) -> int:
     """How many GPUs this process could use."""

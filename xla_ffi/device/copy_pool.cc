@@ -1,11 +1,14 @@
 #include "xla_ffi/device/copy_pool.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <array>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "xla_ffi/common/clock.h"
 #include "xla_ffi/common/copy.h"
 
 namespace hetccl::device {
@@ -15,6 +18,9 @@ namespace {
 constexpr size_t kJobBytes = 512 << 10;
 // Submissions under way: enough that all threads have work while the proxy thread looks elsewhere.
 constexpr int kDepth = 4;
+// A thread looks for work as long before it sleeps: a GPU's link brings a slot every 80 us, and to
+// wake a thread takes as long on a virtual machine.
+constexpr auto kSpin = std::chrono::microseconds(300);
 
 class PoolCopier final : public Copier {
  public:
@@ -96,6 +102,7 @@ void CopyPool::Stop() {
 void CopyPool::Post(const std::vector<Job>& jobs) {
   std::lock_guard<std::mutex> lock(mutex_);
   jobs_.insert(jobs_.end(), jobs.begin(), jobs.end());
+  waiting_.store(jobs_.size(), std::memory_order_release);
   const int wanted = static_cast<int>(jobs_.size()) - idle_;
   for (int i = 0; i < wanted && static_cast<int>(threads_.size()) < limit_; ++i) {
     threads_.emplace_back("hetccl-copy-" + std::to_string(threads_.size()), [this] { Run(); });
@@ -115,12 +122,19 @@ int CopyPool::threads() const {
 void CopyPool::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
+    if (jobs_.empty() && !stop_) {
+      lock.unlock();
+      const TimePoint end = Clock::now() + kSpin;
+      while (waiting_.load(std::memory_order_acquire) == 0 && Clock::now() < end) ::sched_yield();
+      lock.lock();
+    }
     ++idle_;
     changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
     --idle_;
     if (jobs_.empty()) return;
     const Job job = jobs_.front();
     jobs_.pop_front();
+    waiting_.store(jobs_.size(), std::memory_order_release);
     lock.unlock();
     Copy(job.piece.to, job.piece.from, job.piece.bytes, job.past_cache);
     job.left->fetch_sub(1, std::memory_order_acq_rel);

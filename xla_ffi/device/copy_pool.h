@@ -49,6 +49,7 @@ class CopyPool {
   std::vector<Thread> threads_;
   int idle_ = 0;
   bool stop_ = false;
+  std::atomic<size_t> waiting_{0};  // jobs; as many as jobs_ has, for those who spin
 };
 
 // Splits each large submission over the pool; copies small ones on the calling thread. Its

@@ -30,23 +30,29 @@ Status MakeWords(const Gpu& gpu, int count, Allocations* allocations, std::vecto
 
 }  // namespace
 
-Status MarkPool::Reserve(int count) {
-  std::vector<std::unique_ptr<Mark>> made(static_cast<size_t>(count));
-  for (auto& mark : made) mark = std::make_unique<Mark>();
+Status MarkPool::Make(int count, std::vector<std::unique_ptr<Mark>>* marks) {
+  marks->resize(static_cast<size_t>(count));
+  for (auto& mark : *marks) mark = std::make_unique<Mark>();
   if (kind_ == MarkKind::kEvent) {
-    for (auto& mark : made) {
+    for (auto& mark : *marks) {
       allocations_.calls.fetch_add(1);
       if (Status status = gpu_.EventCreate(&mark->event); !status.ok()) return status;
     }
   } else {
     std::vector<Signal> words;
     if (Status status = MakeWords(gpu_, count, &allocations_, &words); !status.ok()) return status;
-    for (size_t i = 0; i < made.size(); ++i) {
-      made[i]->host = words[i].host;
-      made[i]->device = words[i].device;
+    for (size_t i = 0; i < marks->size(); ++i) {
+      (*marks)[i]->host = words[i].host;
+      (*marks)[i]->device = words[i].device;
     }
   }
   allocations_.marks.fetch_add(count);
+  return Status();
+}
+
+Status MarkPool::Reserve(int count) {
+  std::vector<std::unique_ptr<Mark>> made;
+  if (Status status = Make(count, &made); !status.ok()) return status;
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& mark : made) {
     free_.push_back(mark.get());
@@ -55,8 +61,7 @@ Status MarkPool::Reserve(int count) {
   return Status();
 }
 
-Status MarkPool::Acquire(Mark** mark) {
-  std::lock_guard<std::mutex> lock(mutex_);
+Status MarkPool::TakeFree(Mark** mark) {
   // A mark whose exchange was given up may still stand in a stream.
   for (size_t looks = free_.size(); looks > 0; --looks) {
     *mark = free_.front();
@@ -67,10 +72,33 @@ Status MarkPool::Acquire(Mark** mark) {
     free_.push_back(*mark);
     if (!status.ok()) return status;
   }
+  *mark = nullptr;
+  return Status();
+}
+
+Status MarkPool::Acquire(Mark** mark) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Status status = TakeFree(mark);
+  if (!status.ok() || *mark != nullptr) return status;
   return InternalError(std::to_string(all_.size()) + " exchanges are under way on " + gpu_.name() +
                        ", which is all that there can be: the program starts too many before the "
                        "first of them is needed; let more of them share a bucket "
                        "(HETCCL_BUCKET_MB)");
+}
+
+Status MarkPool::AcquireOrMake(Mark** mark) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Status status = TakeFree(mark);
+    if (!status.ok() || *mark != nullptr) return status;
+  }
+  // Handed out at once: in the pool somebody else could take it.
+  std::vector<std::unique_ptr<Mark>> made;
+  if (Status status = Make(1, &made); !status.ok()) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  *mark = made.front().get();
+  all_.push_back(std::move(made.front()));
+  return Status();
 }
 
 void MarkPool::Release(Mark* mark) {

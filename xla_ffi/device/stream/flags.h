@@ -66,6 +66,8 @@ class MarkPool {
   Status Reserve(int count);
   // An error that says what to do if all are in use.
   Status Acquire(Mark** mark);
+  // Makes one if all are in use; as for Reserve, never in a handler.
+  Status AcquireOrMake(Mark** mark);
   void Release(Mark* mark);
   // Queues the mark's next value.
   Status Record(Mark* mark, Stream stream);
@@ -74,6 +76,10 @@ class MarkPool {
   bool asks_driver() const { return kind_ == MarkKind::kEvent; }
 
  private:
+  Status Make(int count, std::vector<std::unique_ptr<Mark>>* marks);
+  // Null if all are in use; with mutex_ held.
+  Status TakeFree(Mark** mark);
+
   const Gpu& gpu_;
   const MarkKind kind_;
   Allocations& allocations_;

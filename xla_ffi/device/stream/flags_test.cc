@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <thread>
+#include <vector>
+
 #include "xla_ffi/device/twin/on_twin.h"
 
 namespace hetccl::device {
@@ -72,6 +76,38 @@ TEST_P(FlagsTest, MarksThatStandInAStreamAreNotGivenOut) {
     EXPECT_EQ(mark, standing);
     EXPECT_EQ(allocations.calls.load(), calls);
   }
+}
+
+// The channels of a process are set up side by side, each with marks of its own.
+TEST_P(FlagsTest, MarksAreMadeForEverybodyWhoAsksAtOnce) {
+  Allocations allocations;
+  MarkPool pool(*gpu, MarkKind::kEvent, &allocations);
+  constexpr int kThreads = 4;
+  constexpr int kEach = 64;
+  std::vector<std::vector<Mark*>> got(kThreads);
+  std::vector<std::thread> threads;
+  for (auto& marks : got) {
+    threads.emplace_back([&] {
+      ASSERT_OK(gpu->MakeCurrent());
+      for (int i = 0; i < kEach; ++i) {
+        Mark* mark = nullptr;
+        ASSERT_OK(pool.AcquireOrMake(&mark));
+        marks.push_back(mark);
+      }
+    });
+  }
+  std::set<Mark*> all;
+  for (int i = 0; i < kThreads; ++i) {
+    threads[i].join();
+    all.insert(got[i].begin(), got[i].end());
+  }
+  EXPECT_EQ(all.size(), static_cast<size_t>(kThreads * kEach));
+  EXPECT_EQ(all.count(nullptr), 0u);
+  for (Mark* mark : all) pool.Release(mark);
+  const int64_t calls = allocations.calls.load();
+  Mark* again = nullptr;
+  ASSERT_OK(pool.AcquireOrMake(&again));
+  EXPECT_EQ(allocations.calls.load(), calls) << "free ones come first";
 }
 
 }  // namespace

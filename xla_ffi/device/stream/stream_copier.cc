@@ -21,9 +21,7 @@ Status StreamCopier::Initialise() {
   const ScopedCurrent current(space_->gpu_);
   if (!current.status().ok()) return current.status();
   for (Mark*& mark : marks_) {
-    if (space_->copy_marks_.Acquire(&mark).ok()) continue;
-    if (Status status = space_->copy_marks_.Reserve(1); !status.ok()) return status;
-    if (Status status = space_->copy_marks_.Acquire(&mark); !status.ok()) return status;
+    if (Status status = space_->copy_marks_.AcquireOrMake(&mark); !status.ok()) return status;
   }
   return Status();
 }
