@@ -69,6 +69,8 @@ def together(parts: Sequence[Part]) -> Part:
 
 
 def default_clusters(gpus: int) -> list[str]:
+    if shown := [v for v in os.environ.get(VISIBLE["cuda"], "").split(",") if v]:
+        gpus = len(shown)
     half = gpus // 2
     pair = [f"cuda:{half}+cuda:{half}"] if half else []
     return [*pair, "cuda:1+cpu:1"]
@@ -136,27 +138,27 @@ def collectives(
                 if run.left() < 20:
                     return {**found, "stopped": "no time left (--time-limit)"}
                 found[op].append(one(op, nbytes))
-        found["segments"] = [{"segments": k, **one("psum", sizes[-1], k)} for k in segments]
+        found["segments"] = [{"segments": k, **one("psum", sizes[-1], k)} for k in segments if run.left() >= 20]
     return found
 
 
-def overlap(environs: Sequence[Mapping[str, str]], small: bool) -> dict[str, Any]:
+def overlap(run: Run, environs: Sequence[Mapping[str, str]], small: bool) -> dict[str, Any]:
     """How much of an exchange hides behind matrix products, and how much slower these are with it."""
     shape = {"nbytes": BIG, "side": 8192, "products": 20, "reps": 7}
     if small:
         shape = {"nbytes": MB, "side": 128, "products": 2, "reps": 3}
     with group("gpu_bench.member", environs, timeout=120.0) as world:
-        rows = [report.overlap_row(a["result"]) for a in world.ask(120, {"overlap": shape})]
+        rows = [report.overlap_row(a["result"]) for a in world.ask(min(120, run.left()), {"overlap": shape})]
     for r in rows:
         r["products_slower"] = r["both_ms"] / r["products_ms"] - 1
     print(*rows, sep="\n", flush=True)
     return {f"cluster {i}": r for i, r in enumerate(rows)}
 
 
-def training(environs: Sequence[Mapping[str, str]], args: argparse.Namespace) -> dict[str, Any]:
+def training(run: Run, environs: Sequence[Mapping[str, str]], args: argparse.Namespace) -> dict[str, Any]:
     request = {"steps": args.steps, "rows": args.rows, "length": args.length, "parameters": args.parameters}
     with group("gpu_bench.training", environs, timeout=120.0) as members:
-        answers = members.ask(300, request)
+        answers = members.ask(min(300, run.left()), request)
     seconds = [max(step) for step in zip(*(a["times"] for a in answers), strict=True)]
     tokens = sum(a["tokens"] for a in answers)
     found = {
@@ -241,13 +243,13 @@ def world_steps(run: Run, name: str, args: argparse.Namespace, sizes: Sequence[i
         run.step(f"stock {name}", lambda: collectives(run, [together(parts).environ()], ops, sizes, ()))
         if len(parts[0].devices) > 1:
             run.step(f"stock {name} first cluster", lambda: collectives(run, [parts[0].environ()], ops, sizes, ()))
-        run.step(f"overlap {name}", lambda: overlap(world_environ(parts), args.quick))
+        run.step(f"overlap {name}", lambda: overlap(run, world_environ(parts), args.quick))
     if alike and not args.no_training:
-        run.step(f"training {name}", lambda: training(world_environ(parts), args))
-        run.step(f"training {name} stock", lambda: training([together(parts).environ()], args))
+        run.step(f"training {name}", lambda: training(run, world_environ(parts), args))
+        run.step(f"training {name} stock", lambda: training(run, [together(parts).environ()], args))
         why = gloo.missing()
         staged = {"skipped": why} if why else None
-        run.step(f"training {name} staged", lambda: staged or training(staged_environ(parts), args))
+        run.step(f"training {name} staged", lambda: staged or training(run, staged_environ(parts), args))
     if args.tests:
         run.step(f"tests {name}", lambda: tables(parts, max(run.left() - 5, 10)))
 

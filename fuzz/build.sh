@@ -11,7 +11,7 @@ sources=(xla_ffi/{common,proxy,exchange,transport,transport/tcp,transport/shm,tr
 for source in "${sources[@]}"; do
   case "$source" in *_test.cc) continue ;; esac
   object=$out/objects/$(tr / _ <<<"$source").o
-  [[ "$object" -nt "$source" ]] || echo "$source" "$object"
+  echo "$source" "$object"
 done | xargs -r -P "$(nproc)" -n 2 bash -c \
   '"$0" "${@:1:$#-2}" -fsanitize=fuzzer-no-link -c "${@: -2:1}" -o "${@: -1}"' "$clang" "${flags[@]}"
 for source in xla_ffi/fuzz/*.cc; do

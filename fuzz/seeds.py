@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgpack
 
+from jax_hetccl.rendezvous.messages import PROTOCOL
+
 CORPUS = Path(__file__).with_name("corpus")
 
 MAGIC, VERSION, HEADER_BYTES = 0x4C434348, 1, 192
@@ -20,6 +22,16 @@ def header(payload: int, kind: int = DATA, text: bytes = b"psum", version: int =
     """A message's header, as in xla_ffi/transport/message.h."""
     fixed = struct.pack("<IHHIIQQQQQII", MAGIC, version, HEADER_BYTES, kind, 3, 0xE, 7, 1, 9, payload, 0, 1)
     return fixed + text.ljust(128, b"\0")
+
+
+def checked(data: bytes) -> bytes:
+    """With the CRC-32C behind it that a tcp channel with checksums puts there."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return data + struct.pack("<I", crc ^ 0xFFFFFFFF)
 
 
 def record(role: int, error: int = 0, slots: int = 16, slot_bytes: int = 131072, text: bytes = b"") -> bytes:
@@ -75,6 +87,9 @@ SEEDS = {
         "cut": b"\0" + header(4000) + b"x" * 100,
         "two_sockets": b"\1" + header(20) + b"x" * 20,
         "huge": b"\0" + header((1 << 64) - 1),
+        "checked": b"\x81" + checked(header(5)) + checked(b"bytes") + checked(header(0, GOODBYE)),
+        "checked_wrongly": b"\x81" + checked(header(5)) + checked(b"bytes")[:-1] + b"!",
+        "two_sockets_checked": b"\x82" + checked(header(20)) + checked(b"x" * 20),
         "http": b"\0GET / HTTP/1.1\r\n\r\n",
     },
 }
@@ -97,7 +112,7 @@ def pack(*fields: object) -> bytes:
 HELLO = b"HETCCL\x00\x02" + bytes(32)
 INSTANCE = b"i" * 16
 RECORD = {"curve": b"k" * 40, "control": "tcp://127.0.0.1:1", "holder": "process 1", "data": ["127.0.0.1", 2]}
-JOIN = pack("JOIN", 4, INSTANCE, RECORD)
+JOIN = pack("JOIN", PROTOCOL, INSTANCE, RECORD)
 
 SEEDS |= {
     "py_acceptor": {
@@ -127,9 +142,9 @@ SEEDS |= {
         "alive_and_leave": parts(
             b"\0" + pack("ALIVE", INSTANCE, 5, "h"), b"\0" + JOIN, b"\0" + pack("LEAVE", INSTANCE)
         ),
-        "two_claim_one_seat": parts(b"\0" + JOIN, b"\0" + pack("JOIN", 4, b"j" * 16, {})),
+        "two_claim_one_seat": parts(b"\0" + JOIN, b"\0" + pack("JOIN", PROTOCOL, b"j" * 16, {})),
         "infinite_epoch": parts(b"\0" + pack("ALIVE", INSTANCE, float("inf"), "h")),
-        "number_for_an_instance": parts(b"\0" + pack("JOIN", 4, 1 << 40, {})),
+        "number_for_an_instance": parts(b"\0" + pack("JOIN", PROTOCOL, 1 << 40, {})),
         "another_protocol": parts(b"\1" + pack("JOIN", 1, INSTANCE, {})),
         "stranger": parts(b"\3" + JOIN),
     },

@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #define HETCCL_CRC_TARGET __attribute__((target("sse4.2")))
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && (!defined(__clang__) || __clang_major__ >= 16)  // older ones lack it
 #include <arm_acle.h>
 #include <asm/hwcap.h>
 #include <sys/auxv.h>

@@ -122,13 +122,13 @@ int CopyPool::threads() const {
 void CopyPool::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
+    ++idle_;  // also while it spins: Post need not start another one
     if (jobs_.empty() && !stop_) {
       lock.unlock();
       const TimePoint end = Clock::now() + kSpin;
       while (waiting_.load(std::memory_order_acquire) == 0 && Clock::now() < end) ::sched_yield();
       lock.lock();
     }
-    ++idle_;
     changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
     --idle_;
     if (jobs_.empty()) return;

@@ -61,6 +61,25 @@ TEST_F(End, AReceiverMayLeaveBeforeTheSenderSeesThatItIsDone) {
   EXPECT_TRUE(received == bytes);
 }
 
+TEST_F(End, WritesThatFailBehindAGoodbyeAreNotWaitedFor) {
+  std::vector<std::byte> target(1 << 20);
+  const std::vector<std::byte> bytes(1 << 20, std::byte{1});
+  BeginTowardsGrants(bytes);
+  ASSERT_TRUE(peer_->Offer({reinterpret_cast<uint64_t>(target.data()), 0x123456, 1 << 20}).ok());
+  const TimePoint deadline = Clock::now() + kPatience;
+  Progress progress;
+  while (!sender_->peer_has_begun() && Clock::now() < deadline) {
+    ASSERT_TRUE(sender_->Step(&progress).ok());  // the last one writes, to a wrong key
+  }
+  peer_->line().link().SayGoodbye();
+  sender_->OnReady();
+  while (sender_->peer() == PeerState::kAlive && Clock::now() < deadline) {
+    ASSERT_TRUE(sender_->Step(&progress).ok());
+  }
+  EXPECT_EQ(sender_->peer(), PeerState::kGoodbye);
+  EXPECT_FALSE(progress.done);
+}
+
 TEST_F(End, AGoodbyeShowsBesideAMessage) {
   MakeBoth();
   ASSERT_FALSE(receiver_->ArmDoorbell());

@@ -63,6 +63,7 @@ class QueuePair {
 
   // Appends what has ended. An error names device and reason, and stays: nothing moves any more.
   Status Poll(std::vector<Completion>* completions);
+  bool failed() const { return !error_.ok(); }
   // Makes fd() readable at the next completion, once.
   Status Arm();
   // Takes one such event back; false if there was none.

@@ -57,7 +57,8 @@ Route RdmaSender::route() const { return line_.RouteWith(source_.place(), source
 PeerState RdmaSender::peer() const {
   const PeerState state = line_.link().peer();
   // A peer that has all of the message may leave before this side sees that its writes have ended.
-  const bool ending = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ > 0;
+  const bool ending = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ > 0 &&
+                      !line_.queue_pair().failed();  // else they never end
   return state == PeerState::kGoodbye && ending ? PeerState::kAlive : state;
 }
 
@@ -272,7 +273,7 @@ Status RdmaSender::PostWrite(const Write& write, const Piece& piece) {
 }
 
 bool RdmaSender::ArmDoorbell() {
-  if (!line_.queue_pair().Arm().ok() || line_.link().peer() != PeerState::kAlive) return true;
+  if (!line_.queue_pair().Arm().ok() || peer() != PeerState::kAlive) return true;
   Progress progress;
   const bool begun = peer_has_begun_;
   const size_t grants = grants_.size();
@@ -281,8 +282,8 @@ bool RdmaSender::ArmDoorbell() {
   // An error shows again in the next step.
   if (!Poll(&progress).ok()) return true;
   earlier_bytes_ += progress.bytes;
-  return begun != peer_has_begun_ || grants != grants_.size() || freed != freed_ ||
-         in_flight != in_flight_.size();
+  return peer() != PeerState::kAlive || begun != peer_has_begun_ || grants != grants_.size() ||
+         freed != freed_ || in_flight != in_flight_.size();
 }
 
 bool RdmaSender::Quiet() {
