@@ -72,7 +72,8 @@ def take_in(step):
         return False
     try:
         hetccl.reinitialize(clusters=[*present(), *back], timeout=60)
-    except hetccl.RendezvousError as error:  # gone again; the world is as it was
+    except hetccl.HetcclError as error:  # gone again: the world is as it was, or has failed itself
+        hetccl.check()
         print(f"{', '.join(back)} did not come: {error}", flush=True)
         return False
     return True

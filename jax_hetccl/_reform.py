@@ -18,6 +18,8 @@ from jax_hetccl.rendezvous.regroup import regroup
 
 # What this process has noticed by itself the clusters agree on a moment later.
 _FAILURE_S = 5.0
+# How long survivors may take to tell of devices that they have had open all the time.
+_KNOWN_S = 20.0
 
 
 def reinitialize(
@@ -39,7 +41,7 @@ def reinitialize(
     if names is None or set(names) <= set(present):
         if names is None:
             _await_failure(world)
-        return world_lib.reform(_regrouping(world, names, at_least, timeout))
+        return world_lib.reform(_regrouping(world, names, at_least, timeout), _KNOWN_S)
     if world.failure is not None:
         raise HetcclError(
             f"reinitialize(clusters={','.join(names)!r}): this world has failed; go on without the lost clusters first, by "
@@ -49,7 +51,8 @@ def reinitialize(
         raise ConfigError(
             f"reinitialize(clusters={clusters!r}): leaves out {', '.join(left_out)} and takes in others; do one after the other"
         )
-    return world_lib.reform(_joining(world, names, timeout))
+    # Who comes opens its devices only now.
+    return world_lib.reform(_joining(world, names, timeout), job.join_timeout if timeout is None else timeout)
 
 
 def _regrouping(world: World, names: Sequence[str] | None, at_least: int, timeout: float | None) -> world_lib.Meet:

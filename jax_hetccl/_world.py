@@ -28,6 +28,7 @@ from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
 from jax_hetccl.rendezvous.member import narrowed
+from jax_hetccl.rendezvous.regroup import AHEAD
 from jax_hetccl.routes import Equipment, Routes
 
 _log = logging.getLogger(__name__)
@@ -290,11 +291,15 @@ def initialize(
         return _current
 
 
-def reform(meet: Meet) -> World:
+def reform(meet: Meet, known_s: float) -> World:
     """Replaces this process's world by one that `meet` joins.
 
     If that fails before all members of the new world know each other's devices, the old world is left as it was; an
     error after that leaves none.
+
+    Args:
+      meet: see `form`.
+      known_s: how many seconds members that have met may take to tell of their devices.
     """
     global _current
     with _lock:
@@ -303,13 +308,17 @@ def reform(meet: Meet) -> World:
         def retire(control: ControlPlane) -> None:
             global _current
             hosts = control.inherit(old.control)
+            with _logged("telling who goes on"):  # to those who may not have come as far
+                old.control.publish(AHEAD, [member.name for member in control.members])
             _current = None
             old.close()
             if control.me == 0 and not hosts:
                 with _logged("hosting the coordinator for clusters that come back"):
                     control.host(coordinator.host(old.job))
 
-        _current = form(old.job, native_engine, native_segment, meet=meet, retire=retire)
+        _limits.ensure_descriptors(old.job.member_name, len(old.job.member_names) - 1)
+        with _limits.explained(f"{old.job.member_name} cannot go on"):
+            _current = form(old.job, native_engine, native_segment, meet=meet, retire=retire, known_s=known_s)
         return _current
 
 
@@ -321,6 +330,7 @@ def form(
     *,
     meet: Meet = join,
     retire: Callable[[ControlPlane], None] = lambda control: None,
+    known_s: float | None = None,
 ) -> World:
     """Joins the world that `job` describes; `initialize` without the process-wide state.
 
@@ -331,6 +341,8 @@ def form(
       local_device_ids: see `initialize`.
       meet: how to get the control plane of the new world; it may have fewer clusters than `job`.
       retire: ends the world that this one replaces, when the new one's members know everything about each other.
+      known_s: how many seconds members that have met may take to tell of their devices; None: what `meet` left of
+        `job.join_timeout`.
     """
     deadline = time.monotonic() + job.join_timeout
     # Before anything opens the devices:
@@ -356,6 +368,8 @@ def form(
             "agree": agree,
         }
         control = meet(job, record)
+        if known_s is not None:
+            deadline = time.monotonic() + known_s
         undo.callback(_end, "closing the control plane", control.close, 1.0)
         config = narrowed(job, control.members)
         island.join_island(config, control, local_device_ids, deadline - time.monotonic())
@@ -418,7 +432,8 @@ def shutdown() -> None:
 
 def _forget() -> None:
     """In a forked child, which has none of the threads, and where another thread may have held any lock."""
-    global _current
+    global _current, _lock
+    _lock = threading.RLock()
     parents, _current = _current, None
     if parents is not None:
         atexit.unregister(shutdown)

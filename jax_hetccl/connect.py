@@ -146,7 +146,10 @@ class Channels(AcceptorHooks):
         except BaseException as error:
             with self._lock:
                 del self._outgoing[pair]  # the next call tries again
-            future.set_exception(self._explained(error, src, dst))
+            try:
+                error = self._explained(error, src, dst)
+            finally:  # others may wait for it
+                future.set_exception(error)
         else:
             future.set_result(transport)
 

@@ -14,17 +14,18 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from jax_hetccl._config import Config
-from jax_hetccl.rendezvous import addresses
 from jax_hetccl.rendezvous.control import ControlPlane
+from jax_hetccl.rendezvous.door import coordinator_endpoint
 
 
 def listening(config: Config, control: ControlPlane) -> frozenset[Any]:
     """Where the coordinator and all processes of a world listen, as `socket` writes addresses. Each socket of the world
     has such an address at one of its ends."""
-    found: set[Any] = {(addresses.resolve_host(*config.coordinator)[1], config.coordinator[1])}
-    for member in control.members:
-        host, _, port = member.record["control"].removeprefix("tcp://").rpartition(":")
+    found: set[Any] = set()
+    for endpoint in (coordinator_endpoint(config), *(member.record["control"] for member in control.members)):
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         found.add((host.strip("[]"), int(port)))
+    for member in control.members:
         if "data" in member.record:
             found |= {tuple(member.record["data"]), b"\0" + member.record["unix"].encode()}
     return frozenset(found)
@@ -49,8 +50,13 @@ def release(world: Any, listening: Collection[Any]) -> None:
 def _ends(descriptor: int) -> Iterator[Any]:
     """The addresses of a socket's two ends; nothing for what is no socket."""
     try:
-        sock = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
+        copy = os.dup(descriptor)
+    except OSError:  # the listed folder's own, closed by now
+        return
+    try:
+        sock = socket.socket(fileno=copy)
+    except OSError:  # no socket; Python leaves the copy open
+        os.close(copy)
         return
     with sock:
         for ask in (sock.getsockname, sock.getpeername):

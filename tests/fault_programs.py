@@ -257,10 +257,14 @@ def _connections() -> int:
     found = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
-            with socket.socket(fileno=os.dup(int(entry))) as sock:
-                found += sock.family in (socket.AF_INET, socket.AF_INET6) or bool(sock.getsockname())
+            copy = os.dup(int(entry))
         except OSError:
             continue
+        try:
+            with socket.socket(fileno=copy) as sock:
+                found += sock.family in (socket.AF_INET, socket.AF_INET6) or bool(sock.getsockname())
+        except OSError:
+            os.close(copy)
     return found
 
 

@@ -20,7 +20,7 @@ from harness.layout import Layout
 from harness.pool import Pool, World
 from harness.process import Process, WorkerGoneError, base_environment
 from harness.zygote import Zygote
-from jax_hetccl import _limits
+from jax_hetccl import _limits, forking
 from jax_hetccl._errors import HetcclError, PeerLostError
 from jax_hetccl.rendezvous import coordinator
 
@@ -32,6 +32,18 @@ def zygote() -> Iterator[Zygote]:
     made = Zygote({**base_environment(), "OPENBLAS_NUM_THREADS": "1"})
     yield made
     made.close()
+
+
+def test_looking_for_a_worlds_sockets_opens_nothing() -> None:
+    """A child that held a copy of a pipe's end would never see its end."""
+    read, write = os.pipe()
+    before = os.listdir("/proc/self/fd")
+    for descriptor in before:
+        list(forking._ends(int(descriptor)))
+    assert os.listdir("/proc/self/fd") == before
+    os.close(write)
+    assert os.read(read, 1) == b""
+    os.close(read)
 
 
 @pytest.fixture

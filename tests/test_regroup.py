@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,12 @@ from meeting import Meeting, config
 from jax_hetccl import _reform
 from jax_hetccl._errors import AgreementError, HetcclError, PeerLostError, RendezvousError
 from jax_hetccl._reform import complete
-from jax_hetccl.rendezvous import coordinator, survivors
+from jax_hetccl.rendezvous import addresses, coordinator, survivors
 from jax_hetccl.rendezvous import regroup as regroup_lib
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
 from jax_hetccl.rendezvous.member import Member, members_of, narrowed
-from jax_hetccl.rendezvous.regroup import regroup
+from jax_hetccl.rendezvous.regroup import AHEAD, regroup
 from jax_hetccl.rendezvous.survivors import Word
 
 CLUSTERS = "a:1,b:2,c:1"
@@ -237,6 +238,38 @@ def test_too_few_and_a_broken_cluster(start: Any) -> None:
     world.old["a/0"].collect("regroup/end", [3], 5)
     world.old["c/0"].collect("regroup/end", [0], 5)
     assert [names_of(control) for control in world.together("a/0", "c/0", at_least=2)] == [["a/0", "c/0"]] * 2
+
+
+def test_a_cluster_of_which_one_process_does_not_come_is_left(start: Any) -> None:
+    world = start()
+    die(world.old["c/0"])
+    going = world.regroup("a/0", timeout=2.0)
+    with pytest.raises(PeerLostError, match="b/0 cannot go on: its cluster hears nothing of b/1"):
+        world.regroup("b/0", timeout=1.0).result(10)
+    assert names_of(world.results([going])[0]) == ["a/0"]
+
+
+def test_who_has_gone_on_says_so_to_who_has_not(start: Any) -> None:
+    """One that did not hear all of the new world must not take those who did for gone, and form another one."""
+    world = start()
+    die(world.old["c/0"])
+    world.old["a/0"].publish(AHEAD, ["a/0", "b/0", "b/1"])
+    world.old["b/0"].collect(AHEAD, [0], 5)
+    world.old["a/0"].close()
+    with pytest.raises(RendezvousError, match="b/0: a/0 go on without this cluster"):
+        world.regroup("b/0").result(10)
+
+
+def test_the_coordinators_name_may_be_gone_with_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = addresses.resolve_host("localhost", 7000)
+
+    def gone(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", gone)
+    assert addresses.resolve_host("localhost", 7000) == known
+    with pytest.raises(RendezvousError, match="'never.known' cannot be resolved"):
+        addresses.resolve_host("never.known", 7000)
 
 
 def test_a_cluster_that_does_not_come_back_leaves_the_world_as_it_is(start: Any) -> None:

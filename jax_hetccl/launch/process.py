@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,6 +62,11 @@ class Child:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
                 pass
+
+    def kill_group(self) -> None:
+        """Kills what it has left behind in its group, once it has ended itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Closes pipes and handles; the process must have ended."""

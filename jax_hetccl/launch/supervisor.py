@@ -180,15 +180,17 @@ class Supervisor:
             if child.pidfd is not None:
                 self._selector.unregister(child.pidfd)
             self._statuses[child.plan.name] = status
-            if status != 0 and self._why is Ended.SUCCESS and not self._again(child.plan, status):
+            if status != 0 and self._why is Ended.SUCCESS and not self._again(child, status):
                 self._first = child.plan.name
                 rest = "; stopping the others" if self._running else ""
                 self._say(f"{child.plan.name} failed: {describe(status)}{rest}")
                 self._stop(Ended.FAILURE, status, settle_s=self._settle_s)
 
-    def _again(self, plan: ProcessPlan, status: int) -> bool:
+    def _again(self, failed: Child, status: int) -> bool:
         """Whether the cluster of a failed process is to start again; ends what is left of it."""
+        plan = failed.plan
         if plan.cluster in self._restarting:  # ended together with the one that was counted
+            failed.kill_group()
             return True
         if not self._restarts or plan.cluster < 0:
             return False
@@ -197,6 +199,7 @@ class Supervisor:
         self._say(
             f"{plan.name} failed: {describe(status)}; starting its cluster again ({self._restarts} more restarts)"
         )
+        failed.kill_group()
         for child in self._running:
             if child.plan.cluster == plan.cluster:
                 child.signal(signal.SIGKILL)

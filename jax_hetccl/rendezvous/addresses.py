@@ -20,7 +20,7 @@ _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 0x1
 
-# As on the control plane: the kernel notices a host or link that is gone within about 4 s.
+# The kernel notices a host or link that is gone within about 7 s.
 _KEEPALIVE = (
     (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
     (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP, 1),
@@ -82,16 +82,27 @@ def matches(pattern: str, name: str) -> bool:
     return hit != exclude
 
 
+# What was found last: after a loss the coordinator's name may be gone with its machine.
+_found: dict[tuple[str, int], tuple[int, str]] = {}
+
+
 def resolve_host(host: str, port: int) -> tuple[int, str]:
-    """Looks up `host`; returns the address family and address. Raises RendezvousError."""
+    """Looks up `host`; returns the address family and address, those of last time if it is not known any more.
+
+    Raises:
+      RendezvousError: it has never been known.
+    """
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
+        if (host, port) in _found:
+            return _found[host, port]
         raise RendezvousError(
             f"the coordinator's host {host!r} cannot be resolved ({error}); check HETCCL_COORDINATOR"
         ) from None
     infos.sort(key=lambda info: info[0] != socket.AF_INET)  # both exist: IPv4, as most listeners do
-    return infos[0][0], str(infos[0][4][0])
+    _found[host, port] = infos[0][0], str(infos[0][4][0])
+    return _found[host, port]
 
 
 def local_address(config: Config) -> str:

@@ -132,7 +132,8 @@ class Link:
 
     def down_for(self) -> float:
         """Seconds since the connection broke; 0 while it stands or before it ever stood."""
-        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+        since = self._down_since  # other threads ask too
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def overdue(self) -> bool:

@@ -9,7 +9,6 @@ that live have said so; if somebody dies before, the others begin again over the
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import threading
 import time
@@ -25,10 +24,10 @@ from jax_hetccl.rendezvous.join import check_agreement
 from jax_hetccl.rendezvous.member import Joined, Member, members_of
 from jax_hetccl.rendezvous.survivors import Word
 
-_log = logging.getLogger(__name__)
-
 _WORD, _DECISION, _END = "regroup/word", "regroup/decision", "regroup/end"
 _HELLO, _REACHED = "join/hello", "join/reached"
+# Said in the old world by who leaves it for a new one: the names of the new one's members.
+AHEAD = "regroup/ahead"
 # How often a waiting process looks who has died.
 _LOOK_S = 0.05
 # Beyond the time that a silent cluster has: to agree, to connect, and to begin again if somebody dies meanwhile.
@@ -144,6 +143,10 @@ class _Regroup:
             if attempt > ends.get(m, 0) and m != self._me.index
         }
 
+    def _ends(self) -> dict[int, str]:
+        """Why members gave up this attempt, or a later one."""
+        return {m: str(text) for m, (attempt, text) in self._latest(_END).items() if attempt >= self._attempt}
+
     def _notice(self) -> None:
         with self._condition:
             self._heard += 1
@@ -165,19 +168,16 @@ class _Regroup:
             members = members_of(self._job, directory)
             me = next(m.index for m in members if m.name == self._me.name)
             client = to_coordinator(door.context, self._job)
+            client.connect(coordinator_endpoint(self._job))
+            control = ControlPlane(
+                Joined(
+                    door.context, door.router, door.gate, door.doorkeeper, door.keys, decision.nonce, members, me,
+                    client, self._old.instance, door.holder, None,
+                )
+            )  # fmt: skip
         except BaseException:
             door.close()
             raise
-        try:
-            client.connect(coordinator_endpoint(self._job))
-        except RendezvousError as error:  # it went with its machine: nobody can come back through it
-            _log.warning("the coordinator cannot be asked who comes back: %s", error)
-        control = ControlPlane(
-            Joined(
-                door.context, door.router, door.gate, door.doorkeeper, door.keys, decision.nonce, members, me,
-                client, self._old.instance, door.holder, None,
-            )
-        )  # fmt: skip
         try:
             if self._stands(control, decision):
                 check_agreement(control)
@@ -195,8 +195,7 @@ class _Regroup:
         while True:
             with self._condition:
                 heard = self._heard
-            words, decisions = self._words(), self._decisions()
-            ends = {m: str(text) for m, (attempt, text) in self._latest(_END).items() if attempt >= self._attempt}
+            words, decisions, ends = self._words(), self._decisions(), self._ends()
             self._gone = self._now_gone(words)
             self._refuse(words, decisions.values(), ends)
             word = Word(self._gone, self._asked, door.record, self._attempt)
@@ -216,6 +215,7 @@ class _Regroup:
                 self._tried = found
                 return found, directory
             self._bounded(words)
+            door.doorkeeper.handle()  # strangers may come before the others do
             self._wait(heard)
 
     def _now_gone(self, words: Mapping[int, Word]) -> frozenset[int]:
@@ -234,14 +234,18 @@ class _Regroup:
     def _refuse(self, words: Mapping[int, Word], decisions: Iterable[_Decision], ends: Mapping[int, str]) -> None:
         """Raises what stands in the way of going on."""
         own = [m for m in self._old.members if m.cluster == self._me.cluster]
-        if away := [m.name for m in own if self._old.state_of(m.index) != "present"]:
+        away, how = [m.name for m in own if self._old.state_of(m.index) != "present"], "lost"
+        if not away and self._asked is None and self._late():
+            away, how = [m.name for m in own if m is not self._me and m.index not in words], "hears nothing of"
+        if away:
             raise _ClusterLostError(
-                f"{self._me.name} cannot go on: its cluster lost {', '.join(away)}, and a cluster goes on as a whole. End its "
+                f"{self._me.name} cannot go on: its cluster {how} {', '.join(away)}, and a cluster goes on as a whole. End its "
                 "processes and start them again; initialize() brings the cluster back into the job"
             )
         with_us = self._tried.keys if self._tried is not None else ()
         departed = [m for m in self._old.members if self._old.state_of(m.index) == "departed" and m.index not in ends]
-        ahead = [m.name for m in departed if m.name in with_us]
+        gone_on = self._latest(AHEAD)  # said before the goodbye
+        ahead = [m.name for m in departed if m.name in with_us or self._me.name in gone_on.get(m.index, ())]
         without_us = next((list(d.keys) for d in decisions if self._me.name not in d.keys), [])
         if ahead or without_us or self._me.cluster in self._gone:
             who = ", ".join(ahead or without_us or ("the other clusters",))
@@ -304,7 +308,7 @@ class _Regroup:
             with self._condition:
                 hello, done = set(came[_HELLO]), set(came[_REACHED])
                 heard = self._heard
-            words = self._words()
+            words, ends = self._words(), self._ends()
             if not reached and hello >= others.keys():
                 reached = True
                 control.publish(_REACHED, None)
@@ -313,6 +317,8 @@ class _Regroup:
             for index, there in others.items():
                 if index in done:
                     continue
+                if there.index in ends:
+                    raise RendezvousError(f"reinitialize: {there.name} gave up: {ends[there.index]}")
                 again = words.get(there.index)
                 if again is not None and again.record.get("curve") != decision.keys[there.name]:
                     return False

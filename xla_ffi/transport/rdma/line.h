@@ -36,6 +36,8 @@ class Line {
 
   const std::shared_ptr<Device>& device() const { return device_; }
   QueuePair& queue_pair() { return *queue_pair_; }
+  // Nothing moves any more, in an error.
+  bool failed() const { return queue_pair_->failed(); }
   const EndpointRecord& theirs() const { return theirs_; }
   Link& link() { return link_; }
   const Link& link() const { return link_; }

@@ -58,7 +58,7 @@ PeerState RdmaSender::peer() const {
   const PeerState state = line_.link().peer();
   // A peer that has all of the message may leave before this side sees that its writes have ended.
   const bool ending = stage_ == Stage::kPayload && source_.remaining() == 0 && reading_ > 0 &&
-                      !line_.queue_pair().failed();  // else they never end
+                      !line_.failed();  // else they never end
   return state == PeerState::kGoodbye && ending ? PeerState::kAlive : state;
 }
 
