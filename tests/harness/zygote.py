@@ -34,7 +34,7 @@ class Zygote:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.zygote", str(other.fileno())],
+                [sys.executable, "-P", "-m", "harness.zygote", str(other.fileno())],
                 env=environment,
                 pass_fds=[other.fileno()],
             )
