@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,9 +197,10 @@ def test_two_threads_with_an_axis_each(start: Any) -> None:
 # --- running out of something --------------------------------------------------------------------
 
 
-def _scarce(start: Any, transport: str = "shm", **surroundings: Any) -> None:
+def _scarce(start: Any, transport: str = "shm", environment: Any = None, **surroundings: Any) -> None:
     """Two processes in such surroundings exchange and leave, as always."""
-    world = start(transport=transport, surroundings={label: surroundings for label in ("left/0", "right/0")})
+    around = {label: surroundings for label in ("left/0", "right/0")}
+    world = start(transport=transport, surroundings=around, environment=environment or {})
     _fine(_both(world, "stream", steps=3), 3)
     assert not world.close()
 
@@ -218,9 +220,10 @@ def test_a_tiny_dev_shm(start: Any) -> None:
 
 
 @needs_root
-def test_a_full_disk(start: Any) -> None:
-    """Nothing is written to any."""
-    _scarce(start, mount={"/tmp": "4k", "/var/tmp": "4k", "/dev/shm": "4k"})
+def test_a_full_disk(start: Any, tmp_path: Path) -> None:
+    """Nothing is written where temporary files go. Not /tmp itself, where what the tests need may lie."""
+    full = {str(tmp_path): "4k", "/var/tmp": "4k", "/dev/shm": "4k"}
+    _scarce(start, environment={"TMPDIR": str(tmp_path)}, mount=full)
 
 
 def test_few_descriptors(start: Any) -> None:
