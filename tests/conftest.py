@@ -15,7 +15,9 @@ from harness import compiler
 from harness.batches import Batches, batched_cells
 from harness.cells import Cell, cells, world_order
 from harness.pool import Pool
+from harness.process import base_environment
 from harness.pythons import other_pythons
+from harness.zygote import Zygote
 
 cases.load()
 other_pythons()  # takes its variable out of the environment before any test runs
@@ -81,6 +83,14 @@ def pool() -> Iterator[Pool]:
 def batches(pool: Pool) -> Batches:
     """Results of cases that run many at a time."""
     return Batches(pool)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Forks the workers of tests that start many."""
+    made = Zygote({**base_environment(), "OPENBLAS_NUM_THREADS": "1"})
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from harness import streams
 from harness.layout import Layout
 from harness.pool import Pool, World
-from harness.process import WorkerGoneError, base_environment
+from harness.process import WorkerGoneError
 from harness.zygote import Zygote
 
 MOMENTS, SOAK_MOMENTS = 10, 200
@@ -25,13 +24,6 @@ MOMENTS, SOAK_MOMENTS = 10, 200
 NOTICE_S, BUSY_S = 2.0, 4.0
 # Moments are drawn from the time in which all trace, compile and connect, and from the time in which all exchange.
 SETTING_UP_S, EXCHANGING_S = 0.6, 0.4
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote({**base_environment(), "OPENBLAS_NUM_THREADS": "1"})
-    yield made
-    made.close()
 
 
 def _shared_memory() -> set[str]:

@@ -12,20 +12,12 @@ from harness import network, streams
 from harness.layout import Layout
 from harness.network import Network
 from harness.pool import Pool, World
-from harness.process import base_environment
 from harness.zygote import Zygote
 
 pytestmark = pytest.mark.skipif(bool(why := network.lacking()), reason=why or "there is a network")
 
 LOST_S = 5.0  # from the moment at which a link goes down to the last error
 FLAP_S = 3.0
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote({**base_environment(), "OPENBLAS_NUM_THREADS": "1"})
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -19,20 +19,13 @@ from meeting import config, free_port
 from harness import streams
 from harness.layout import Layout
 from harness.pool import Pool, World
-from harness.process import Process, WorkerGoneError, base_environment
+from harness.process import Process, WorkerGoneError
 from harness.zygote import Zygote
 from jax_hetccl import _limits, forking
 from jax_hetccl._errors import HetcclError, PeerLostError
 from jax_hetccl.rendezvous import coordinator
 
 TIMEOUT_S = 4.0
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote({**base_environment(), "OPENBLAS_NUM_THREADS": "1"})
-    yield made
-    made.close()
 
 
 def test_looking_for_a_worlds_sockets_opens_nothing() -> None:
