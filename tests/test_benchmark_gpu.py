@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness import compiler
 from harness.process import IN_PLACE
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -77,7 +78,7 @@ def test_expected_values(parts, op):
 def _run(program: str, *options: str) -> str:
     """A benchmark with clusters of CPU devices; its output."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HETCCL_", "JAX_", "XLA_"))}
-    env = {**kept, "PYTHONPATH": os.pathsep.join([*IN_PLACE, os.environ.get("PYTHONPATH", "")])}
+    env = compiler.hurried({**kept, "PYTHONPATH": os.pathsep.join([*IN_PLACE, os.environ.get("PYTHONPATH", "")])})
     command = [sys.executable, str(BENCHMARKS / program), *options, "--time-limit", "120"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,7 +95,9 @@ def test_a_short_run_on_cpus(tmp_path):
     assert (tmp_path / "gpu.png").stat().st_size > 1000
 
 
-def test_a_short_run_of_uneven_clusters_on_cpus(tmp_path):
+def test_a_short_run_of_uneven_clusters_on_cpus(tmp_path, soak):
+    if not soak:
+        pytest.skip("takes a minute; with --soak")
     small = ["--parameters", "1e4", "--rows", "2", "--length", "16", "--steps", "1", "--quick"]
     _run(
         "multi_gpu.py", "--clusters", "cpu:2+cpu:1", "--sizes", "12288", "--transports", "shm",

@@ -1,4 +1,4 @@
-"""The demo: its parts by themselves, its reference in stock JAX, and a short run of the whole."""
+"""The demo: its parts by themselves, and a short run of the whole."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from harness import compiler
 from harness.process import IN_PLACE
 from harness.pythons import other_pythons
 from jax_hetccl.demo import compare, corpus, report, traffic
@@ -32,7 +33,7 @@ def _environ() -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
     # Never a folder of installed packages, which another interpreter cannot use.
     path = os.pathsep.join(filter(None, [*IN_PLACE, environ.get("PYTHONPATH")]))
-    return {**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return compiler.hurried({**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}, mixed=True)
 
 
 def _record(sent: int = 0) -> ProcessRecord:
@@ -166,23 +167,6 @@ def test_records_are_read_while_they_are_written(tmp_path: Path) -> None:
 # --- whole runs ------------------------------------------------------------------------------------
 
 
-def test_the_reference_learns_without_jax_hetccl(tmp_path: Path) -> None:
-    corpus.make(steps=30, rows=6, length=32).save(tmp_path / "c.npz")
-    program = Path(report.__file__).with_name("reference.py")
-    options = ["--corpus", "c.npz", "--reports", ".", "--steps", "30", "--rows-per-device", "2"]
-    environ = {**_environ(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
-    done = subprocess.run(
-        [sys.executable, "-P", program, *options],
-        env=environ, cwd=tmp_path, capture_output=True, check=False, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    record = RecordFile(tmp_path / "reference-0.jsonl").poll()
-    assert record.start["devices"] == 3
-    assert compare.check_loss_falls(record.losses).good
-    assert compare.check_replicas({"reference/0": record}).good
-    assert len(record.checksums) == 3
-
-
 def _demo(folder: Path, *options: str) -> dict[str, Any]:
     """Runs the demo in a folder with another jax_hetccl, as a source tree is one. It must succeed; returns its figures."""
     (folder / "jax_hetccl").mkdir()
@@ -199,24 +183,21 @@ def _demo(folder: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_demo_end_to_end(tmp_path: Path, transport: str, soak: bool) -> None:
+    """Of two versions of Python and JAX, if HETCCL_TEST_PYTHONS names two interpreters."""
     if transport == "shm" and not soak:
         pytest.skip("CI runs the whole demo over shared memory")
     steps = 200 if soak else 25
-    figures = _demo(tmp_path, "--steps", str(steps), "--transport", transport)
+    pythons = [f"{cluster}={path}" for cluster, path in zip(("left", "right"), _PYTHONS, strict=False)]
+    options = [word for python in pythons for word in ("--python", python)]
+    figures = _demo(tmp_path, "--steps", str(steps), "--transport", transport, *options)
+    versions = {process["start"]["jax"] for process in figures["processes"].values()}
+    assert len(versions) == (2 if _PYTHONS else 1)
     # A mean gradient for every parameter has to cross in each direction, in every step but the first.
     size = 115_873 * 4
     sent = figures["steps"]["sent"]
     assert sent["right/0"] >= (steps - 1) * size
     assert sent["left/0"] + sent["left/1"] >= (steps - 1) * size
     assert (tmp_path / "out" / "losses.png").stat().st_size > 10_000
-
-
-@pytest.mark.skipif(len(_PYTHONS) != 2, reason="HETCCL_TEST_PYTHONS does not name two interpreters")
-def test_the_demo_with_two_versions_of_python_and_jax(tmp_path: Path, soak: bool) -> None:
-    pythons = [f"{cluster}={path}" for cluster, path in zip(("left", "right"), _PYTHONS, strict=True)]
-    options = [word for python in pythons for word in ("--python", python)]
-    figures = _demo(tmp_path, "--steps", "200" if soak else "25", *options)
-    assert len({process["start"]["jax"] for process in figures["processes"].values()}) == 2
 
 
 def test_the_demo_fails_if_a_process_does(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jax_hetccl
+from harness import compiler
 
 _ROOT = Path(__file__).resolve().parents[1]
 # Where the package under test is: installed, or the source tree. A fresh clone has no built module in the latter.
@@ -21,7 +22,7 @@ def environ() -> dict[str, str]:
     """For a launcher that finds the package under test, and no settings of ours."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
     path = os.pathsep.join(filter(None, [_PACKAGE, kept.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return compiler.hurried({**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"})
 
 
 def _run(program: str, *clusters: str, options: tuple[str, ...] = ()) -> list[tuple[str, str]]:
