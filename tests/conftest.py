@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import hypothesis
@@ -15,9 +16,7 @@ from harness import compiler
 from harness.batches import Batches, batched_cells
 from harness.cells import Cell, cells, world_order
 from harness.pool import Pool
-from harness.process import base_environment
 from harness.pythons import other_pythons
-from harness.zygote import Zygote
 
 cases.load()
 other_pythons()  # takes its variable out of the environment before any test runs
@@ -69,6 +68,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # or pytest goes through all results once more, ten times
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """The worlds and the oracle. At the end, everything that did not end in order is an error."""
@@ -83,14 +86,6 @@ def pool() -> Iterator[Pool]:
 def batches(pool: Pool) -> Batches:
     """Results of cases that run many at a time."""
     return Batches(pool)
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """Forks the workers of tests that start many."""
-    made = Zygote({**base_environment(), "OPENBLAS_NUM_THREADS": "1"})
-    yield made
-    made.close()
 
 
 @pytest.fixture

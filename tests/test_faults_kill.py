@@ -16,7 +16,6 @@ from harness import streams
 from harness.layout import Layout
 from harness.pool import Pool, World
 from harness.process import WorkerGoneError
-from harness.zygote import Zygote
 
 MOMENTS, SOAK_MOMENTS = 10, 200
 # From the death to the last survivor's error: the goal, and what one moment in ten may take on a busy machine of two
@@ -102,12 +101,10 @@ CLUSTERS = {"2 clusters": "2/1", "3 clusters": "1/2/1"}
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("clusters", CLUSTERS)
-def test_any_process_killed_at_any_moment(
-    pool: Pool, zygote: Zygote, soak: bool, clusters: str, transport: str
-) -> None:
+def test_any_process_killed_at_any_moment(pool: Pool, soak: bool, clusters: str, transport: str) -> None:
     pool.retire()
     shared = _shared_memory()
-    world = World(Layout.parse(CLUSTERS[clusters]), transport, zygote=zygote, timeout=30.0, arrival_timeout=30.0)
+    world = World(Layout.parse(CLUSTERS[clusters]), transport, timeout=30.0, arrival_timeout=30.0)
     try:
         driver = _Driver(world, f"{clusters} {transport}")
         for moment in range(SOAK_MOMENTS if soak else MOMENTS):
@@ -127,11 +124,11 @@ def test_any_process_killed_at_any_moment(
 
 
 @pytest.mark.parametrize("victim", ["left/1", "left/0"])
-def test_a_process_of_a_cluster_of_several(pool: Pool, zygote: Zygote, victim: str) -> None:
+def test_a_process_of_a_cluster_of_several(pool: Pool, victim: str) -> None:
     """The rest of its own cluster raises the same error, or is ended by jax.distributed, whose service died with the
     cluster's first process."""
     pool.retire()
-    with World(Layout.parse("1+1/1"), "tcp", zygote=zygote, timeout=30.0, arrival_timeout=30.0) as world:
+    with World(Layout.parse("1+1/1"), "tcp", timeout=30.0, arrival_timeout=30.0) as world:
         streams.begin(world)
         killed = time.monotonic()
         world.worker(victim).signal(signal.SIGKILL)

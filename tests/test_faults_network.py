@@ -12,7 +12,6 @@ from harness import network, streams
 from harness.layout import Layout
 from harness.network import Network
 from harness.pool import Pool, World
-from harness.zygote import Zygote
 
 pytestmark = pytest.mark.skipif(bool(why := network.lacking()), reason=why or "there is a network")
 
@@ -21,7 +20,7 @@ FLAP_S = 3.0
 
 
 @pytest.fixture
-def spread(pool: Pool, zygote: Zygote) -> Iterator[Callable[..., tuple[Network, World]]]:
+def spread(pool: Pool) -> Iterator[Callable[..., tuple[Network, World]]]:
     """A world with each cluster on a host of its own."""
     pool.retire()
     made: list[tuple[Network, World]] = []
@@ -33,7 +32,7 @@ def spread(pool: Pool, zygote: Zygote) -> Iterator[Callable[..., tuple[Network, 
         around = {f"{parsed.name(c)}/0": {"network": hosts.namespaces[c]} for c in range(len(parsed.clusters))}
         try:
             world = World(
-                parsed, "tcp", zygote=zygote, surroundings=around, environment=coordinator, timeout=30.0,
+                parsed, "tcp", surroundings=around, environment=coordinator, timeout=30.0,
                 arrival_timeout=30.0, **options,
             )  # fmt: skip
         except BaseException:

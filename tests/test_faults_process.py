@@ -20,7 +20,6 @@ from harness import streams
 from harness.layout import Layout
 from harness.pool import Pool, World
 from harness.process import Process, WorkerGoneError
-from harness.zygote import Zygote
 from jax_hetccl import _limits, forking
 from jax_hetccl._errors import HetcclError, PeerLostError
 from jax_hetccl.rendezvous import coordinator
@@ -41,14 +40,14 @@ def test_looking_for_a_worlds_sockets_opens_nothing() -> None:
 
 
 @pytest.fixture
-def start(pool: Pool, zygote: Zygote) -> Iterator[Callable[..., World]]:
+def start(pool: Pool) -> Iterator[Callable[..., World]]:
     """Starts a world of forked processes with short time-outs."""
     pool.retire()
     made: list[World] = []
 
     def go(layout: str = "1/1", transport: str = "shm", **options: Any) -> World:
         options = {"timeout": TIMEOUT_S, "arrival_timeout": TIMEOUT_S, **options}
-        made.append(World(Layout.parse(layout), transport, zygote=zygote, **options))
+        made.append(World(Layout.parse(layout), transport, **options))
         return made[-1]
 
     yield go

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from meeting import SECRET, free_port
 
-from harness import platforms
+from harness import compiler, platforms
 from harness.layout import Layout
 from harness.process import IN_PLACE, TESTS
 from harness.pythons import other_pythons
@@ -64,6 +64,8 @@ def run(
     for c, processes in enumerate(clusters):
         for p in range(len(processes)):
             env = {**common, **placed[c, p], **dict(more), "HETCCL_CLUSTER": NAMES[c], "HETCCL_PROCESS": str(p)}
+            if not platforms.chosen():
+                env = compiler.hurried(env, mixed=len(pythons) > 1)
             command = [pythons[c % len(pythons)], str(TESTS / "sync_worker.py"), str(c), str(p), layout, *scenarios]
             children[f"{NAMES[c]}/{p}"] = subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -17,7 +17,7 @@ from harness.pool import Pool, Run
 _FIRST = ("2/1", "shm")
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
     _FIRST: ("core", "refuse", "conform", "!turn"),
-    ("2/2", "tcp"): ("conform",),
+    ("2/2", "tcp"): ("!conform",),
     ("2/1", "tcp"): ("!wire", "smoke", "order"),
     ("1/1", "shm"): ("smoke",),
     ("1/1", "tcp"): ("!smoke", "!order"),

@@ -20,7 +20,6 @@ from harness.case import DATA, Case, MeshSpec
 from harness.layout import Layout
 from harness.process import Process, WorkerGoneError
 from harness.results import Leaf, load
-from harness.zygote import Zygote
 
 START_S, LEAVE_S = 60.0, 15.0
 
@@ -81,7 +80,6 @@ class World:
             compile for longer.
         axes: what `initialize` gets.
         joined: False leaves jax_hetccl out: clusters that share nothing, for tests of this harness itself.
-        zygote: forks the processes.
         surroundings: by label, see `harness.process.Process`.
         environment: further variables of all processes.
     """
@@ -89,7 +87,7 @@ class World:
     def __init__(
         self, layout: Layout, transport: str, *, pythons: tuple[str, ...] = (), timeout: float = 10.0,
         arrival_timeout: float | None = None, axes: Any = ("data",), joined: bool = True,
-        zygote: Zygote | None = None, surroundings: dict[str, dict[str, Any]] | None = None,
+        surroundings: dict[str, dict[str, Any]] | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.transport = layout, transport
@@ -116,8 +114,10 @@ class World:
             own = {**common, **place, "HETCCL_CLUSTER": name, "HETCCL_PROCESS": str(process)}
             python = pythons[cluster] if cluster < len(pythons) else sys.executable
             around = (surroundings or {}).get(label)
+            # GPUs' settings are read when JAX is imported; surroundings are a forked process's.
+            fork = (python == sys.executable and not platforms.chosen()) or around is not None
             self._makers[label] = functools.partial(
-                Process, label, python, setup, devices, own, self.directory, zygote, around
+                Process, label, python, setup, devices, own, self.directory, fork, around
             )
             self.workers.append((cluster, self._makers[label]()))
         try:

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from harness import compiler
-from harness.zygote import Forked, Zygote
+from harness import compiler, zygote
 
 TESTS = Path(__file__).resolve().parent.parent
 # A native module in the source tree comes from an in-place build, which then stands for the installed package.
@@ -34,12 +33,14 @@ def base_environment() -> dict[str, str]:
     }
 
 
-def _forked(zygote: Zygote, request: dict[str, Any], stderr: int) -> tuple[Forked, IO[str], IO[str]]:
+def _forked(request: dict[str, Any], stderr: int) -> tuple[zygote.Forked, IO[str], IO[str]]:
     """Has a worker forked; returns it with its stdin and stdout."""
+    # With more threads it could not fork.
+    parent = zygote.shared(tuple({**base_environment(), "OPENBLAS_NUM_THREADS": "1"}.items()))
     requests, mine = os.pipe()
     answers, its = os.pipe()
     try:
-        forked = zygote.fork(request, (requests, its, stderr))
+        forked = parent.fork(request, (requests, its, stderr))
     finally:
         os.close(requests)
         os.close(its)
@@ -60,7 +61,8 @@ class Process:
         devices: CPU devices to give it, unless ``environment`` puts it on another platform.
         environment: variables added to a cleaned copy of ours.
         directory: where its stderr goes and what it starts in.
-        zygote: forks the process, instead of a new interpreter; ``python`` is the zygote's then.
+        fork: from a process with this interpreter that has imported JAX (see `harness.zygote`), which takes a fraction
+            of the time. Variables that JAX reads when it is imported come too late then.
         surroundings: ``limits``, ``network``, ``mount`` of a forked process; see `harness.zygote.Zygote.fork`.
     """
 
@@ -72,18 +74,18 @@ class Process:
         devices: int,
         environment: dict[str, str],
         directory: Path,
-        zygote: Zygote | None = None,
+        fork: bool = False,
         surroundings: dict[str, Any] | None = None,
     ) -> None:
         self.label = label
         self._stderr = directory / (label.replace("/", "-") + ".stderr")
         own = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **environment}
-        self._child: subprocess.Popen[str] | Forked
+        self._child: subprocess.Popen[str] | zygote.Forked
         setup = {**setup, "quick": compiler.quick()}
         with self._stderr.open("w") as stderr:
-            if zygote is not None:
+            if fork:
                 request = {"setup": setup, "environment": own, "directory": str(directory), **(surroundings or {})}
-                self._child, self._stdin, self._stdout = _forked(zygote, request, stderr.fileno())
+                self._child, self._stdin, self._stdout = _forked(request, stderr.fileno())
             else:
                 child = subprocess.Popen(
                     [python, "-m", "harness.worker", json.dumps(setup)],

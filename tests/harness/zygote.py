@@ -8,6 +8,8 @@ its socket, and its children with it.
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
 import json
 import os
 import resource
@@ -62,10 +64,11 @@ class Zygote:
             raise RuntimeError(f"the zygote ended with status {self._process.wait(5)}")
         return json.loads(answer)
 
-    def close(self) -> None:
-        """Ends it and all its children."""
-        self._socket.close()
-        self._process.wait(20)
+
+@functools.cache
+def shared(environment: tuple[tuple[str, str], ...]) -> Zygote:
+    """The one of this process for this environment, which ends when this process does."""
+    return Zygote(dict(environment))
 
 
 class Forked:
@@ -159,11 +162,14 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 def main() -> None:
     import jax.numpy  # noqa: F401
 
+    import cases
     import jax_hetccl
     from jax_hetccl import _native  # noqa: F401
 
     for name in jax_hetccl.__all__:
         getattr(jax_hetccl, name)
+    cases.load()
+    gc.freeze()  # children leave these objects' pages shared
     tasks = os.listdir("/proc/self/task")
     assert len(tasks) == 1, f"threads do not survive a fork: {tasks}"
     with socket.socket(fileno=int(sys.argv[1])) as control:
