@@ -43,6 +43,7 @@ def run(
     scenarios: tuple[str, ...],
     pythons: tuple[str, ...] = (sys.executable,),
     more: tuple[tuple[str, str], ...] = (),
+    worker: str = "sync_worker.py",
 ) -> dict[str, dict[str, str]]:
     """Runs scenarios in one world: process name -> scenario -> what came of it."""
     clusters = [[int(n) for n in part.split("+")] for part in layout.split("/")]
@@ -64,7 +65,7 @@ def run(
     for c, processes in enumerate(clusters):
         for p in range(len(processes)):
             env = {**common, **placed[c, p], **dict(more), "HETCCL_CLUSTER": NAMES[c], "HETCCL_PROCESS": str(p)}
-            command = [pythons[c % len(pythons)], str(TESTS / "sync_worker.py"), str(c), str(p), layout, *scenarios]
+            command = [pythons[c % len(pythons)], str(TESTS / worker), str(c), str(p), layout, *scenarios]
             children[f"{NAMES[c]}/{p}"] = subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
