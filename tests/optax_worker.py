@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
+
+from harness import compiler
+
+if os.environ.get("OPTAX_WORKER_QUICK"):
+    compiler.hurry()  # before a backend is made, which sync_worker does
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +26,7 @@ from sync_worker import CLUSTERS, DEVICES, MESH, SPECS, C, N, expect, mesh_of, p
 import jax_hetccl as hetccl
 
 FORMATS = ("bfloat16", "float8_e4m3fn", "int8")
-SHAPES = {k: s for k, s in sync_worker.SHAPES.items() if k != "z"} | {"row": (3, 5, 100)}
+SHAPES = {k: sync_worker.SHAPES[k] for k in ("w", "b", "s", "z")} | {"row": (3, 2, 70)}
 SPECS = {**SPECS, "row": P()}
 WEIGHTS = [np.float32(w) for w in (3, 4.25, 7.125)]
 Tree = dict[str, np.ndarray]
@@ -38,7 +44,7 @@ def gradient(cluster: int, step: int = 0, dtype: Any = np.float32) -> Tree:
 
 def rounded(x: np.ndarray, form: str) -> np.ndarray:
     """What a format makes of a float32 array: numpy's own way."""
-    if form == "bfloat16":
+    if form == "bfloat16" or not x.size:
         return x.astype(jnp.bfloat16).astype(np.float32)
     axes: tuple[int, ...] = ()
     while len(axes) < x.ndim and (not axes or np.prod([x.shape[a] for a in axes]) < 64):
@@ -129,24 +135,25 @@ def narrow_leaves() -> None:
 def not_finite() -> None:
     """What is not finite stays so, in all clusters; what is kept stays finite, and the next step is well."""
     for form in FORMATS:
-        for bad in (np.nan, np.inf, -np.inf):
-            link = hetccl.optax.synchronize(wire_dtype=form, name="bad")
-            update, oracle = jax.jit(link.update), Oracle(form)
+        link = hetccl.optax.synchronize(wire_dtype=form, name="bad")
+        update = jax.jit(link.update)
+        for bad in (np.nan, -np.inf):
+            oracle = Oracle(form)
             first = [{"row": gradient(c)["row"]} for c in range(CLUSTERS)]
             mean, state = update(place(first[C]), link.init(place(first[C])))
             expect(mean, oracle.mean(first))
             kept = oracle.kept[C]["row"].copy()
             mine = {"row": gradient(C, 1)["row"]}
             if C == CLUSTERS - 1:
-                mine["row"][1, 2, 3] = bad
+                mine["row"][1, 1, 3] = bad
             mean, state = update(place(mine), state)
             got = np.asarray(mean["row"].addressable_data(0))
             wrong = ~np.isfinite(got)
-            assert wrong[1, 2, 3] and wrong.sum() == (1 if form == "bfloat16" else 100), (form, bad, wrong.sum())
+            assert wrong[1, 1, 3] and wrong.sum() == (1 if form == "bfloat16" else 70), (form, bad, wrong.sum())
             residual = np.asarray(state.residual["row"].addressable_data(0))
             assert np.isfinite(residual).all()
             if C == CLUSTERS - 1:
-                assert (residual == kept)[1, 2, 3]
+                assert (residual == kept)[1, 1, 3]
             mean, _ = update(place(first[C]), state)
             assert np.isfinite(np.asarray(mean["row"].addressable_data(0))).all()
 
@@ -225,12 +232,12 @@ def refusals() -> None:
     raises(hetccl.ConfigError, "fragments=4", lambda: hetccl.optax.diloco(optax.sgd(1.0), 3, fragments=4))
     raises(hetccl.ConfigError, "mixing=1.5", lambda: hetccl.optax.diloco(optax.sgd(1.0), 3, mixing=1.5))
     link = hetccl.optax.synchronize(wire_dtype="int8")
-    tree = place({"n": gradient(C)["n"]})
+    tree = place({"row": gradient(C)["row"]})
     state = link.init(tree)
-    whole = {"n": tree["n"].astype(np.int32)}
-    raises(hetccl.UnsupportedError, "['n'] is int32[5,7]", lambda: link.update(whole, state))
-    raises(hetccl.UnsupportedError, "int32[5,7]", lambda: hetccl.optax.diloco(optax.sgd(1.0), 3).init(whole))
-    of = jax.grad(lambda g: jnp.sum(link.update(g, state)[0]["n"]))
+    whole = {"row": tree["row"].astype(np.int32)}
+    raises(hetccl.UnsupportedError, "['row'] is int32[3,2,70]", lambda: link.update(whole, state))
+    raises(hetccl.UnsupportedError, "int32[3,2,70]", lambda: hetccl.optax.diloco(optax.sgd(1.0), 3).init(whole))
+    of = jax.grad(lambda g: jnp.sum(link.update(g, state)[0]["row"]))
     raises(hetccl.UnsupportedError, "no useful derivative", lambda: of(tree))
     inside = jax.shard_map(lambda g: link.update(g, state)[0], mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False)
     raises(hetccl.UnsupportedError, "inside a shard_map", lambda: jax.jit(inside)(tree))
@@ -295,9 +302,7 @@ def oracle(steps: int, overlap: bool, mixing: float, parts: list[list[str]], for
 
 
 def begin() -> Tree:
-    return {
-        k: np.asarray(np.random.default_rng(3).standard_normal(SHAPES[k]) * 4, np.float32) for k in ("w", "b", "n", "s")
-    }
+    return {k: np.asarray(np.random.default_rng(3).standard_normal(SHAPES[k]) * 4, np.float32) for k in ("w", "b", "s")}
 
 
 def train(outer: Any, steps: int) -> tuple[Any, Any]:
@@ -324,10 +329,10 @@ def diloco() -> Any:
     """What the papers say, with fragments and without, overlapped and not; the anchors have the same bits everywhere."""
     sgd = optax.sgd(float(RATE), float(MOMENTUM), nesterov=True)
     alike = []
-    for overlap, mixing, fragments in ((False, 0.0, 1), (True, 0.5, 1), (True, 0.0, 2), (False, 0.0, 2)):
+    for overlap, mixing, fragments in ((False, 0.0, 1), (True, 0.5, 2)):
         outer = hetccl.optax.diloco(sgd, EVERY, overlap=overlap, mixing=mixing, fragments=fragments, name="d")
         params, state = train(outer, 2 * EVERY)
-        parts = [["b", "n", "s", "w"]] if fragments == 1 else [["b", "n", "s"], ["w"]]
+        parts = [["b", "s", "w"]] if fragments == 1 else [["b", "s"], ["w"]]
         wanted, anchor = oracle(2 * EVERY, overlap, mixing, parts)
         close(params, wanted[C])
         close(state.anchor, anchor)
@@ -345,7 +350,7 @@ def diloco_narrow() -> Any:
     for feedback in (True, False):
         outer = hetccl.optax.diloco(sgd, EVERY, wire_dtype="int8", error_feedback=feedback, name=f"n{feedback}")
         params, state = train(outer, EVERY)
-        wanted, _ = oracle(EVERY, False, 0, [["b", "n", "s", "w"]], "int8")
+        wanted, _ = oracle(EVERY, False, 0, [["b", "s", "w"]], "int8")
         close(params, wanted[C])
         assert (state.residual is not None) == feedback
     return params, state.anchor, state.outer
@@ -397,7 +402,7 @@ def overlapped() -> None:
 
 def fewer_bytes() -> None:
     """The parameters cross once in so many steps, a fragment at a time, and nothing in the other steps."""
-    size, others = 4 * (12 * 24 + 30 + 35), sum(DEVICES) - N
+    size, others = 4 * (12 * 24 + 30), sum(DEVICES) - N
     sizes = {k: 4 * v.size for k, v in begin().items()}
     way = 1.0 if CLUSTERS == 2 else 2 * (CLUSTERS - 1) / CLUSTERS
     single = 4 * others if CLUSTERS == 2 else None  # the scalar goes to every rank, or is owned
@@ -415,7 +420,7 @@ def fewer_bytes() -> None:
 
         found.append(sent_by(run))
     if CLUSTERS == 2:
-        later, first = sizes["w"], sizes["b"] + sizes["n"] + single
+        later, first = sizes["w"], sizes["b"] + single
         assert found == [later, 0, first, later, 0, first], (found, later, first)
     else:
         assert found[:3] == found[3:] and found[1] == 0 and sum(found[:3]) <= way * (size + 4) * 1.1, found

@@ -27,7 +27,7 @@ class DilocoState(NamedTuple):
       step: int32, local steps so far.
       anchor: the parameters that all clusters share, in float32 or wider: the same bits everywhere. What to evaluate and save.
       outer: the outer optimizer's state, one for each fragment; the same bits everywhere.
-      residual: float32, what this cluster has not been able to send in the narrow format yet; or None.
+      residual: float32, what this cluster has not been able to send in the narrow format yet; or None. Each cluster has its own.
     """
 
     step: Any
@@ -112,67 +112,53 @@ def diloco(
       ...     params, outer_state = outer.apply_updates(params, updates, outer_state)
       ...     return params, inner_state, outer_state
     """
-    for text, given, low, high in (
-        ("every", every, 1, 2**31 - 1),
-        ("fragments", fragments, 1, every),
-        ("mixing", mixing, 0, 1),
-    ):
-        if not low <= given <= high or (text != "mixing" and given != int(given)):
-            raise ConfigError(
-                f"diloco: {text}={given!r}; it is {'between' if text == 'mixing' else 'a whole number from'} {low} to {high}"
-            )
+    if not isinstance(every, int) or every < 1:
+        raise ConfigError(f"diloco: every={every!r}; it is a whole number of steps, 1 or more")
+    if not isinstance(fragments, int) or not 1 <= fragments <= every:
+        raise ConfigError(f"diloco: fragments={fragments!r}; it is a whole number from 1 to every={every}")
+    if not 0 <= mixing <= 1:
+        raise ConfigError(f"diloco: mixing={mixing!r}; it is between 0 and 1")
     wire = None if wire_dtype is None else formats.format_of(wire_dtype).name
     keeps = wire is not None and error_feedback
 
     def init(params: Any) -> DilocoState:
         anchor = jax.tree.map(_wide, params)
-        cut = _fragments(jax.tree.leaves(anchor), fragments)
-        leaves = jax.tree.leaves(anchor)
         return DilocoState(
             step=jnp.zeros((), np.int32),
             anchor=anchor,
-            outer=tuple(outer.init([leaves[i] for i in part]) for part in cut),
+            outer=tuple(outer.init(_part_of(anchor, part)) for part in _cut(anchor, fragments)),
             residual=_wire.zeros(anchor) if keeps else None,
         )
 
-    def outer_step(number: int, part: Sequence[int], labels: Sequence[str], given: Any) -> Any:
-        """The outer step of one fragment: ``(anchors, outer states, residuals, parameters)`` to the first three."""
-        anchors, states, residuals, params = given
-        mine = {labels[i]: anchors[i] - params[i].astype(anchors[i].dtype) for i in part}
-        old = {labels[i]: residuals[i] for i in part} if keeps else None
+    def outer_step(number: int, part: Sequence[int], given: Any) -> Any:
+        """The outer step of one fragment: ``(anchor, outer states, residual, parameters)`` to the first three."""
+        anchor, states, residual, params = given
+        at = _part_of(anchor, part)
+        moved = jax.tree.map(lambda a, p: a - p.astype(a.dtype), at, _part_of(params, part))
         # What the clusters must agree on is in the name: another number would be another exchange at another step.
         agreed = f"{name} every={every} overlap={overlap} fragment={number} of {fragments}"
-        average, left = _wire.mean(mine, old, weight, wire, agreed)
-        at = [anchors[i] for i in part]
-        updates, state = outer.update([average[labels[i]] for i in part], states[number], at)
-        new: Any = optax.apply_updates(at, updates)
-        anchors, residuals = list(anchors), list(residuals)
-        for i, value in zip(part, new, strict=True):
-            anchors[i] = value
-            if keeps:
-                residuals[i] = left[labels[i]]
-        return anchors, (*states[:number], state, *states[number + 1 :]), residuals
+        average, left = _wire.mean(moved, _part_of(residual, part) if keeps else None, weight, wire, agreed)
+        updates, state = outer.update(average, states[number], at)
+        anchor = _with_part(anchor, part, optax.apply_updates(at, updates))
+        states = (*states[:number], state, *states[number + 1 :])
+        return anchor, states, _with_part(residual, part, left) if keeps else None
 
     def apply_updates(params: Any, updates: Any, state: DilocoState) -> tuple[Any, DilocoState]:
-        treedef = jax.tree.structure(params)
-        labels = [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(params)[0]]
-        local = jax.tree.leaves(optax.apply_updates(params, updates))
-        source = jax.tree.leaves(params) if overlap else local
-        anchors = treedef.flatten_up_to(state.anchor)
-        residuals = treedef.flatten_up_to(state.residual) if keeps else []
-        cut = _fragments(anchors, fragments)
-        step = state.step + 1
+        local = optax.apply_updates(params, updates)
+        cut, step = _cut(params, fragments), state.step + 1
         due = [(step - n * every // fragments) % every == 0 for n in range(fragments)]
-        which = sum(jnp.where(d, n + 1, 0) for n, d in enumerate(due))
-        steps = [functools.partial(outer_step, n, part, labels) for n, part in enumerate(cut)]
-        anchors, outers, residuals = jax.lax.switch(
-            which, [lambda given: given[:3], *steps], (anchors, state.outer, residuals, source)
-        )
+        which = sum(jnp.where(now, n + 1, 0) for n, now in enumerate(due))
+        steps = [functools.partial(outer_step, n, part) for n, part in enumerate(cut)]
+        given = (state.anchor, state.outer, state.residual, params if overlap else local)
+        anchor, states, residual = jax.lax.switch(which, [lambda given: given[:3], *steps], given)
         for part, now in zip(cut, due, strict=True):
-            for i in part:
-                local[i] = jnp.where(now, _joined(local[i], anchors[i], mixing if overlap else 0), local[i])
-        new = DilocoState(step, treedef.unflatten(anchors), outers, treedef.unflatten(residuals) if keeps else None)
-        return treedef.unflatten(local), new
+            after = jax.tree.map(
+                lambda x, a: jnp.where(now, _joined(x, a, mixing if overlap else 0), x),
+                _part_of(local, part),
+                _part_of(anchor, part),
+            )
+            local = _with_part(local, part, after)
+        return local, DilocoState(step, anchor, states, residual)
 
     return Diloco(init, apply_updates)
 
@@ -194,12 +180,26 @@ def _wide(x: Any) -> jax.Array:
     return jnp.array(x, jnp.promote_types(x.dtype, np.float32))  # a copy: the parameters may be donated
 
 
-def _fragments(leaves: Sequence[Any], fragments: int) -> list[list[int]]:
-    """Cuts a list of arrays into groups of about equal size, in order; some may be empty."""
-    total = sum(x.size for x in leaves) or 1
+def _cut(tree: Any, fragments: int) -> list[list[int]]:
+    """Cuts a tree's leaves, by number, into groups of about equal size, in order; some may be empty."""
+    sizes = [x.size for x in jax.tree.leaves(tree)]
+    total, before = max(1, sum(sizes)), 0
     cut: list[list[int]] = [[] for _ in range(fragments)]
-    before = 0
-    for i, x in enumerate(leaves):
-        cut[min((2 * before + x.size) * fragments // (2 * total), fragments - 1)].append(i)
-        before += x.size
+    for i, size in enumerate(sizes):
+        cut[min((2 * before + size) * fragments // (2 * total), fragments - 1)].append(i)
+        before += size
     return cut
+
+
+def _part_of(tree: Any, part: Sequence[int]) -> Any:
+    """A tree with some of its leaves only; the others are None."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten([x if i in part else None for i, x in enumerate(leaves)])
+
+
+def _with_part(tree: Any, part: Sequence[int], new: Any) -> Any:
+    """A tree with other leaves in place of some."""
+    leaves, treedef = jax.tree.flatten(tree)
+    for i, x in zip(part, jax.tree.leaves(new), strict=True):
+        leaves[i] = x
+    return treedef.unflatten(leaves)

@@ -78,7 +78,7 @@ class Format:
         dimensions of size 1 for those of the block. Made of integers, whose maximum is the same however it is taken and
         does not lose a NaN."""
         assert self.limit is not None
-        largest = jnp.max(_bits(x) & 0x7FFFFFFF, axis=_block(x.shape), keepdims=True)
+        largest = jnp.max(_bits(x) & 0x7FFFFFFF, axis=_block(x.shape), keepdims=True, initial=0)
         limit = int(np.float32(self.limit).view(np.int32))
         exponent = (largest >> 23) - (limit >> 23)
         exponent += lax.convert_element_type((largest & 0x7FFFFF) > (limit & 0x7FFFFF), np.int32)
