@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_hetccl import optax
     from jax_hetccl._barrier import barrier
     from jax_hetccl._broadcast import broadcast
     from jax_hetccl._errors import (
@@ -94,6 +95,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "spanning": ("sharded_cotangents",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("optax",)
 
 __all__ = [
     "AgreementError",
@@ -117,6 +119,7 @@ __all__ = [
     "initialize",
     "local",
     "make_mesh",
+    "optax",
     "pbroadcast",
     "pmax",
     "pmean",
@@ -138,6 +141,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

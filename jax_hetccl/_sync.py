@@ -58,11 +58,12 @@ def sync(tree: Any, op: str = "mean", weight: Any = None, *, name: str = "") -> 
     paths, treedef = jax.tree.flatten_with_path(tree)
     leaves = [jnp.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf for _, leaf in paths]
     names = [jax.tree_util.keystr(path) for path, _ in paths]
-    weights = None if weight is None else _weight(weight)
+    weights = None if weight is None else scalar_weight(weight)
     return jax.tree.unflatten(treedef, session.hooks().combiner.combine(op, names, leaves, weights, name))
 
 
-def _weight(weight: Any) -> jax.Array:
+def scalar_weight(weight: Any) -> jax.Array:
+    """A cluster's weight as float32; an error if it is not one real number."""
     given = jnp.asarray(weight)
     if given.shape != () or jnp.issubdtype(given.dtype, jnp.complexfloating):
         raise ConfigError(f"sync: weight is one real number for the cluster, not {given.dtype.name}{list(given.shape)}")

@@ -551,11 +551,11 @@ def goes_on() -> None:
             check(tree, 3)
 
 
-def main() -> None:
+def main(scenarios: dict[str, Any]) -> None:
     results = {}
     for name in sys.argv[4:]:
         try:
-            value = globals()[name]()
+            value = scenarios[name]()
             shards = [
                 np.asarray(x.addressable_data(0)).tobytes() if x.is_fully_replicated else b""
                 for x in jax.tree.leaves(value)
@@ -572,4 +572,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

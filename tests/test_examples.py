@@ -60,6 +60,15 @@ def test_train_transformer() -> None:
     assert losses[40] < 0.7 * losses[0]
 
 
+def test_train_diloco() -> None:
+    options = ("--steps", "30", "--every", "10", "--overlap", "--wire-dtype", "int8")
+    lines = _run("train_diloco.py", "left=1x1", "right=1x2", options=options)
+    losses = [float(match[1]) for _, text in lines if (match := re.fullmatch(r"step +\d+  loss (\S+)", text))]
+    assert {name for name, _ in lines} == {"left/0"}
+    assert len(losses) == 3
+    assert losses[2] < losses[0] < 3.5  # a guess among 97 characters has 4.6
+
+
 def test_pipeline_two_clusters() -> None:
     lines = _run("pipeline_two_clusters.py", "left=1x1", "right=1x1")
     assert {name for name, _ in lines} == {"right/0"}

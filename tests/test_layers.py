@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"session"},
     {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
     {"_replicas"},
-    {"_snapshots"},
+    {"_snapshots", "optax"},
     {""},  # the public names
     {"launch", "doctor"},
     {"demo"},

@@ -15,7 +15,7 @@ from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
 
 from jax_hetccl._compat.base import AnyMesh
-from jax_hetccl._compat.combining import Combination, combining_primitive
+from jax_hetccl._compat.combining import Combination, collecting_primitive, combining_primitive
 from jax_hetccl._compat.communication import Placed, communicating_primitive
 from jax_hetccl._compat.emit import (
     CHAIN_BEGIN,
@@ -77,6 +77,7 @@ __all__ = [
     "chain_begin",
     "chain_end",
     "checks_vma",
+    "collecting_primitive",
     "combining_primitive",
     "communicating_primitive",
     "concrete_mesh",

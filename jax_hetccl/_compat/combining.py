@@ -1,4 +1,4 @@
-"""The primitive of an operation that combines arrays with their counterparts elsewhere, element by element."""
+"""The primitives of operations on arrays and their counterparts elsewhere: combined element by element, or collected."""
 
 from __future__ import annotations
 
@@ -79,14 +79,42 @@ def combining_primitive(name: str, rules: Combination) -> Callable[..., list[Any
             found[i] if i in found else ad.Zero(x.aval.to_ct_aval()) if linear[i] else None for i, x in enumerate(args)
         ]
 
-    def lower(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
-        return mlir.lower_fun(functools.partial(rules.run, **params), multiple_results=True)(ctx, *args)
-
-    primitive.def_abstract_eval(abstract_eval)
-    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
+    return _finished(primitive, abstract_eval, rules.run)
+
+
+def collecting_primitive(name: str, run: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+    """Makes a primitive that gives several copies of each array, one from each place. It has no derivative.
+
+    Args:
+      name: its name in jaxprs.
+      run: computes the results; traced when the program is lowered.
+
+    Returns:
+      The function that binds it: ``(*arrays, copies=n, **params)``; first the copies of the first array, and so on. A
+      batched array is one larger array.
+    """
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+
+    def abstract_eval(*avals: Any, copies: int, **_: Any) -> list[Any]:
+        return [a for a in avals for _ in range(copies)]
+
+    def batch(args: Sequence[Any], dims: Sequence[Any], *, copies: int, **params: Any) -> Any:
+        return primitive.bind(*args, copies=copies, **params), [d for d in dims for _ in range(copies)]
+
+    batching.primitive_batchers[primitive] = batch
+    return _finished(primitive, abstract_eval, run)
+
+
+def _finished(primitive: Any, abstract_eval: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., list[Any]]:
+    def lower(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
+        return mlir.lower_fun(functools.partial(run, **params), multiple_results=True)(ctx, *args)
+
+    primitive.def_abstract_eval(abstract_eval)
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
     mlir.register_lowering(primitive, lower, cacheable=False)
     # The program depends on the devices that it is for.
     dispatch.prim_requires_devices_during_lowering.add(primitive)

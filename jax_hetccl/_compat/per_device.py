@@ -35,9 +35,13 @@ def chain_end(chain: Any, arrays: Sequence[Any], key: int) -> list[Any]:
     return _chain_end_p.bind(chain, *arrays, key=key)
 
 
-def on_one_device(fn: Callable[..., Any], label: str, results: tuple[np.dtype, ...], *arrays: Any) -> list[Any]:
-    """``fn(devices, *arrays)`` in a program of one device, known when it is lowered. The results are like the first
-    arrays, in these dtypes."""
+def on_one_device(
+    fn: Callable[..., Any], label: str, results: tuple[tuple[int, np.dtype], ...], *arrays: Any
+) -> list[Any]:
+    """``fn(devices, *arrays)`` in a program of one device, known when it is lowered.
+
+    ``results`` says for each result which of the arrays it is like, and its dtype.
+    """
     return _on_one_device_p.bind(*arrays, fn=fn, label=label, results=results)
 
 
@@ -91,7 +95,7 @@ def _chain_end_lowering(ctx: Any, chain: Any, *arrays: Any, key: int) -> Any:
     )
 
 
-def _on_one_device_lowering(ctx: Any, *args: Any, fn: Any, label: str, results: int) -> Any:
+def _on_one_device_lowering(ctx: Any, *args: Any, fn: Any, label: str, results: Any) -> Any:
     context = ctx.module_context.axis_context
     devices = getattr(context, "device_assignment", None) or tuple(jax.local_devices()[:1])
     if isinstance(context, SPMDAxisContext) or len(devices) != 1:
@@ -101,9 +105,7 @@ def _on_one_device_lowering(ctx: Any, *args: Any, fn: Any, label: str, results: 
 
 _chain_begin_p.def_abstract_eval(lambda: core.ShapedArray((4,), np.dtype(np.uint32)))
 _chain_end_p.def_abstract_eval(lambda chain, *arrays, key: list(arrays))
-_on_one_device_p.def_abstract_eval(
-    lambda *arrays, fn, label, results: [a.update(dtype=d) for a, d in zip(arrays, results, strict=False)]
-)
+_on_one_device_p.def_abstract_eval(lambda *arrays, fn, label, results: [arrays[i].update(dtype=d) for i, d in results])
 _local_p.def_abstract_eval(_local_abstract)
 mlir.register_lowering(_chain_begin_p, _chain_begin_lowering, cacheable=False)
 mlir.register_lowering(_chain_end_p, _chain_end_lowering, cacheable=False)

@@ -254,7 +254,10 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], here: str, th
     """What two clusters' syncs (``Spec.described``) differ in, first difference first."""
     pairs = itertools.zip_longest(ours["items"], theirs["items"], fillvalue="no array")
     found = next((p for p in pairs if p[0] != p[1]), None)
-    if found is not None:
+    forms = ours.get("wire_dtype"), theirs.get("wire_dtype")
+    if forms[0] != forms[1]:  # the arrays differ because of it
+        what = f"wire_dtype = {forms[0]} in {here!r}, {forms[1]} in {there!r}"
+    elif found is not None:
         what = f"{found[0]} in {here!r}, {found[1]} in {there!r}"
     else:
         what = ", ".join(

@@ -1,4 +1,4 @@
-"""A sync of a list of arrays: checks, the weight, and the primitive with its derivative."""
+"""A sync or gather of a list of arrays: checks, the weight, and the primitives, with the derivative of a sync."""
 
 from __future__ import annotations
 
@@ -71,13 +71,50 @@ class Combiner:
             results[i] = result
         return results
 
+    def gather(
+        self, paths: Sequence[str], leaves: Sequence[jax.Array], name: str, wire_dtype: str
+    ) -> list[list[jax.Array]]:
+        """Collects every cluster's values; all get the same bits, their own as the others got them.
+
+        Args:
+          paths: names of the arrays.
+          leaves: the arrays, of types that cross as they are.
+          name: see ``hetccl.sync``.
+          wire_dtype: what the arrays are made of, in which the clusters must agree.
+
+        Returns:
+          For each array all clusters' values, in the order of clusters.
+        """
+        clusters = len(self._world.clusters)
+        some = [i for i, leaf in enumerate(leaves) if math.prod(leaf.shape)]
+        params = {"paths": tuple(paths[i] for i in some), "name": name, "wire_dtype": wire_dtype}
+        values = [leaves[i] for i in some]
+        spec = self._gather_spec(values, **params)
+        _refuse_manual(spec)
+        results = [[leaf] * clusters for leaf in leaves]
+        if clusters == 1:
+            return results
+        if not some:
+            self._syncs.nothing(spec)
+            return results
+        found = _collect(*values, copies=clusters, combiner=self, **params)
+        for at, i in enumerate(some):
+            results[i] = found[at * clusters : (at + 1) * clusters]
+        return results
+
+    def run_gather(self, *arrays: Any, copies: int, **params: Any) -> list[jax.Array]:
+        """The program of a gather."""
+        return self._run(self._gather_spec(arrays, **params), arrays)
+
     def run(self, *arrays: Any, results: tuple[np.dtype, ...], **params: Any) -> list[jax.Array]:
         """The program of a sync."""
         items = arrays[: len(results)]
-        spec = self._spec(items, results, len(arrays) > len(results), **params)
+        return self._run(self._spec(items, results, len(arrays) > len(results), **params), arrays)
+
+    def _run(self, spec: Spec, arrays: Sequence[Any]) -> list[jax.Array]:
         if spec.key not in self._syncs.operations:
             self._syncs.operations[spec.key] = operation(self._world, self._syncs, spec)
-        return _with_automatic_axes(self._syncs.operations[spec.key], arrays, len(results))
+        return _with_automatic_axes(self._syncs.operations[spec.key], arrays, len(spec.items), spec.copies)
 
     def _spec(
         self,
@@ -92,21 +129,33 @@ class Combiner:
     ) -> Spec:
         clusters = self._world.clusters
         platforms = {c.platform for c in clusters}
-        items = [
-            Item(path, tuple(x.shape), np.dtype(x.dtype), np.dtype(to))
-            for path, x, to in zip(paths, arrays, results, strict=True)
-        ]
         return Spec(
             op=op,
-            items=tuple(items),
+            items=_items(paths, arrays, results),
             weighted=weighted,
             # Only then do all clusters end with the same bits where platforms round differently; and for three clusters
             # and more it moves fewer bytes.
             owned=len(clusters) > 2 or (len(platforms) > 1 and op in ("sum", "mean")),
             clusters=len(clusters),
-            bucket_bytes=int(self._world.config.bucket_mb * (1 << 20)),
+            bucket_bytes=self._bucket_bytes,
             name=" ".join(filter(None, (name, role))),
         )
+
+    def _gather_spec(self, arrays: Sequence[Any], *, paths: Sequence[str], name: str, wire_dtype: str) -> Spec:
+        return Spec(
+            op="gather",
+            items=_items(paths, arrays, [x.dtype for x in arrays]),
+            weighted=False,
+            owned=False,
+            clusters=len(self._world.clusters),
+            bucket_bytes=self._bucket_bytes,
+            name=name,
+            wire_dtype=wire_dtype,
+        )
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return int(self._world.config.bucket_mb * (1 << 20))
 
 
 class _Rules:
@@ -143,7 +192,19 @@ class _Rules:
         return {**params, "paths": tuple(params["paths"][i] for i in which), "role": role}
 
 
+def _run_gather(*arrays: Any, combiner: Combiner, **params: Any) -> list[jax.Array]:
+    return combiner.run_gather(*arrays, **params)
+
+
 _bind = _compat.combining_primitive(OPERATION, _Rules())
+_collect = _compat.collecting_primitive("hetccl_gather", _run_gather)
+
+
+def _items(paths: Sequence[str], arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Item, ...]:
+    return tuple(
+        Item(path, tuple(x.shape), np.dtype(x.dtype), np.dtype(to))
+        for path, x, to in zip(paths, arrays, results, strict=True)
+    )
 
 
 def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -162,14 +223,16 @@ def _refuse_manual(spec: Spec) -> None:
         )
 
 
-def _with_automatic_axes(run: Callable[..., Any], arguments: Sequence[Any], results: int) -> list[jax.Array]:
-    """Calls ``run`` with explicit axes made automatic; its results are typed like the arguments."""
+def _with_automatic_axes(run: Callable[..., Any], arguments: Sequence[Any], items: int, copies: int) -> list[jax.Array]:
+    """Calls ``run`` with explicit axes made automatic; of its results ``copies`` each are typed like the first arguments."""
     shardings = [jax.typeof(x).sharding for x in arguments]
     mesh = next((s.mesh for s in shardings if AxisType.Explicit in s.mesh.axis_types), None)
     if mesh is None:
         return list(run(*arguments))
     outs: Any = [s if s.mesh.axis_names else jax.sharding.NamedSharding(mesh, PartitionSpec()) for s in shardings]
-    automatic: Any = jax.sharding.auto_axes(functools.partial(_listed, run), out_sharding=outs[:results])
+    automatic: Any = jax.sharding.auto_axes(
+        functools.partial(_listed, run), out_sharding=[s for s in outs[:items] for _ in range(copies)]
+    )
     return list(automatic(*arguments))
 
 

@@ -28,6 +28,8 @@ OPERATION = "hetccl_sync"
 def operation(world: World, syncs: Syncs, spec: Spec) -> Callable[..., Any]:
     """Makes the function of a sync: ``(*arrays) -> list of arrays``, to be called in ``jit``.
 
+    A gather has a result for each cluster, in order, for the first array, then for the second, and so on.
+
     Args:
       world: the world.
       syncs: learns the layouts.
@@ -44,8 +46,9 @@ def operation(world: World, syncs: Syncs, spec: Spec) -> Callable[..., Any]:
 
     @custom_partitioning
     def combine(*arrays: Any) -> Any:
-        results = (np.dtype(np.uint32), *(i.result for i in spec.items))
-        return _compat.on_one_device(alone, spec.text, results, *arrays)
+        results = [(0, np.dtype(np.uint32))]
+        results += [(1 + n, i.result) for n, i in enumerate(spec.items) for _ in range(spec.copies)]
+        return _compat.on_one_device(alone, spec.text, tuple(results), *arrays)
 
     def partition(_: Any, arg_shapes: Any, result_shapes: Any) -> Any:
         devices = _compat.devices_of(arg_shapes[0].sharding)
@@ -59,13 +62,14 @@ def operation(world: World, syncs: Syncs, spec: Spec) -> Callable[..., Any]:
         except HetcclError as error:
             syncs.keep_error(error)
             raise
-        results = [replicated, *shardings[: len(spec.items)]]
+        results = [replicated, *(s for s in shardings[: len(spec.items)] for _ in range(spec.copies))]
         return mesh, Shard(spec, layout, world.cluster), results, (replicated, *shardings)
 
-    def rule(_: Any, operands: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
-        mappings = [ArrayMapping("chain")]
-        mappings += [ArrayMapping(*(f"a{i}d{d}" for d in range(len(x.shape)))) for i, x in enumerate(spec.arrays)]
-        return SdyShardingRule(tuple(mappings), tuple(mappings[: len(results)]))
+    def rule(*_: Any) -> SdyShardingRule:
+        chain = ArrayMapping("chain")
+        mappings = [ArrayMapping(*(f"a{i}d{d}" for d in range(len(x.shape)))) for i, x in enumerate(spec.arrays)]
+        results = [m for m in mappings[: len(spec.items)] for _ in range(spec.copies)]
+        return SdyShardingRule((chain, *mappings), (chain, *results))
 
     combine.def_partition(partition, sharding_rule=rule, decode_shardings=False)
 

@@ -45,9 +45,9 @@ class Shard:
         self.parts = [shares.part_elements(boxes) for boxes in layout.boxes]
 
     def __call__(self, chain: Array, *arrays: Array) -> list[Array]:
-        """The chain and the combined shards. ``arrays`` are the shards, and the weight if there is one."""
+        """The chain and the results' shards. ``arrays`` are the shards, and the weight if there is one."""
         self.index = _compat.local_index(DEVICES) if self.devices > 1 else np.int32(0)
-        values: list[Array | None] = [None] * len(arrays)
+        values: list[list[Array]] = [[] for _ in arrays]
         weight: Array | None = None  # 1 / the sum of all weights
         step = 0
         for group in _rounds(self.spec):
@@ -56,20 +56,21 @@ class Shard:
             recvs = [[(i, self.spec.wire(i)) for i in b for _ in range(self.spec.clusters - 1)] for b in group]
             steps = [step + stride * n for n in range(len(group))]
             chain, received = self.exchange(chain, steps, sends, recvs)
-            shared: list[list[Array]] = []
+            shared: list[list[list[Array]]] = []
             for bucket, (theirs, own) in zip(group, received, strict=True):
                 found = {i: self.ordered(n, theirs, own) for n, i in enumerate(bucket)}
                 if len(arrays) - 1 in found and self.spec.weighted:
                     total = functools.reduce(lax.add, found.pop(len(arrays) - 1))
                     (weight,) = _opaque([lax.div(lax.full(total.shape, np.float32(1)), total)])
-                shared.append([self.combined(i, v, weight) for i, v in found.items()])
+                gathers = self.spec.op == "gather"
+                shared.append([v if gathers else [self.combined(i, v, weight)] for i, v in found.items()])
             if self.spec.owned:
                 chain, shared = self.copied(chain, steps, group, shared)
             for bucket, results in zip(group, shared, strict=True):
-                for i, value in zip((i for i in bucket if i < len(self.spec.items)), results, strict=True):
-                    values[i] = self.gathered(i, value, arrays[i].shape)
+                for i, copies in zip((i for i in bucket if i < len(self.spec.items)), results, strict=True):
+                    values[i] = [self.gathered(i, value, arrays[i].shape) for value in copies]
             step += stride * len(group)
-        return self.checked(chain, [v for v in values if v is not None])
+        return self.checked(chain, [v for copies in values for v in copies])
 
     # --- steps ---
 
@@ -153,12 +154,16 @@ class Shard:
         return lax.convert_element_type(total, to)
 
     def copied(
-        self, chain: Array, steps: Sequence[int], group: Sequence[Sequence[int]], shared: Sequence[Sequence[Array]]
-    ) -> tuple[Array, list[list[Array]]]:
+        self,
+        chain: Array,
+        steps: Sequence[int],
+        group: Sequence[Sequence[int]],
+        shared: Sequence[Sequence[list[Array]]],
+    ) -> tuple[Array, list[list[list[Array]]]]:
         """Second phase of owned syncs: takes the other owners' elements from them."""
         arrays = [[i for i in bucket if i < len(self.spec.items)] for bucket in group]
         sends = [
-            [lax.convert_element_type(v, self.spec.result_wire(i)) for i, v in zip(a, values, strict=True)]
+            [lax.convert_element_type(v, self.spec.result_wire(i)) for i, (v,) in zip(a, values, strict=True)]
             for a, values in zip(arrays, shared, strict=True)
         ]
         recvs = [[(i, self.spec.result_wire(i)) for i in a] for a in arrays]
@@ -167,7 +172,7 @@ class Shard:
         for a, (theirs, own) in zip(arrays, received, strict=True):
             chosen = [lax.select(self.owned(i), o, t) for i, t, o in zip(a, theirs, own, strict=True)]
             results.append(
-                [lax.convert_element_type(v, self.spec.arrays[i].result) for i, v in zip(a, chosen, strict=True)]
+                [[lax.convert_element_type(v, self.spec.arrays[i].result)] for i, v in zip(a, chosen, strict=True)]
             )
         return chain, results
 

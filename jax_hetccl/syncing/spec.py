@@ -32,13 +32,14 @@ class Spec:
     """One sync.
 
     Attributes:
-      op: "mean", "sum", "max" or "min".
+      op: "mean", "sum", "max" or "min"; or "gather": nothing is combined, everyone gets all clusters' values.
       items: the arrays.
       weighted: a float32 scalar, the cluster's weight, comes behind the arrays: their sum is divided by the weights'.
       owned: one cluster computes each element and the others copy it; else everyone computes what it holds.
       clusters: how many there are.
       bucket_bytes: arrays travel together up to this size.
       name: tells apart syncs of the same arrays that are sharded differently.
+      wire_dtype: of a gather, the format in which the arrays hold what the user syncs.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Spec:
     clusters: int
     bucket_bytes: int
     name: str = ""
+    wire_dtype: str | None = None
 
     @functools.cached_property
     def key(self) -> int:
@@ -55,13 +57,15 @@ class Spec:
         parts = [(i.path, i.shape, i.dtype.name, i.result.name) for i in self.items]
         return fingerprint(
             ("sync", self.op, parts, self.weighted, self.owned, self.clusters, self.bucket_bytes, self.name)
+            + ((self.wire_dtype,) if self.wire_dtype else ())
         )
 
     @property
     def described(self) -> dict[str, Any]:
         """What clusters compare, for people."""
         items = [str(i) for i in self.items]
-        return {"items": items, "op": self.op, "name": self.name, "weighted": self.weighted}
+        described = {"items": items, "op": self.op, "name": self.name, "weighted": self.weighted}
+        return {**described, "wire_dtype": self.wire_dtype} if self.wire_dtype else described
 
     @property
     def text(self) -> str:
@@ -76,6 +80,11 @@ class Spec:
         """All that crosses: the arrays, and the weight."""
         weight = (Item("weight", (), np.dtype(np.float32), np.dtype(np.float32)),) if self.weighted else ()
         return (*self.items, *weight)
+
+    @property
+    def copies(self) -> int:
+        """How many results each array has."""
+        return self.clusters if self.op == "gather" else 1
 
     def computes_in(self, i: int) -> np.dtype:
         """The dtype in which array ``i`` is combined."""
