@@ -53,10 +53,12 @@ def worker(options: dict[str, Any]) -> None:
     model = example.Transformer(config, rngs=nnx.Rngs(0))
     staging = [np.empty(config.cache.shape, config.cache.dtype) for _ in range(config.layers)]
     if prefills:
+        hetccl.barrier("listening")
         connection = socket.create_connection(("127.0.0.1", options["port"]))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
         with socket.create_server(("127.0.0.1", options["port"])) as server:
+            hetccl.barrier("listening")
             connection, _ = server.accept()
 
     def prefill(side: str, prompts: jax.Array) -> None:
