@@ -74,7 +74,7 @@ def worker(options: dict[str, Any]) -> None:
         if side == "alone":
             return example.first_token(model, prompts, example.prefill(model, prompts), config)[0]
         for layer in staging:
-            left = memoryview(layer).cast("B")
+            left = layer.data.cast("B")
             while left:
                 left = left[connection.recv_into(left) :]
         return example.first_token(model, prompts, [jax.device_put(layer) for layer in staging], config)[0]
