@@ -43,9 +43,9 @@ def batch_sizes(
 def process_slice(n: int, weights: Sequence[float] | None = None, *, multiples: Sequence[int] | None = None) -> slice:
     """Returns which rows of a global batch this process loads. Nothing is sent.
 
-    The processes of a cluster share its rows out by their devices, in order, as
-    ``jax.make_array_from_process_local_data`` puts them together again. All processes' slices together are the batch: in rank
-    order, without gap or overlap.
+    The processes of a cluster share its rows out by their devices, in order, as ``jax.make_array_from_process_local_data`` puts
+    them together again where rows are split over all devices of a mesh in their order; :func:`shard_batch` does for any
+    other. All processes' slices together are the batch: in rank order, without gap or overlap.
 
     Args:
       n, weights, multiples: as for :func:`batch_sizes`.
