@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax_hetccl import optax
     from jax_hetccl._barrier import barrier
+    from jax_hetccl._batches import balance, batch_sizes, process_slice, shard_batch
     from jax_hetccl._broadcast import broadcast
     from jax_hetccl._errors import (
         AgreementError,
@@ -70,6 +71,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "_world": ("World", "check", "world"),
     "_broadcast": ("broadcast",),
     "_barrier": ("barrier",),
+    "_batches": ("balance", "batch_sizes", "process_slice", "shard_batch"),
     "_reform": ("waiting_clusters",),
     "_replicas": ("check_replicas",),
     "_snapshots": ("Snapshots",),
@@ -112,7 +114,9 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
+    "balance",
     "barrier",
+    "batch_sizes",
     "broadcast",
     "check",
     "check_replicas",
@@ -125,6 +129,7 @@ __all__ = [
     "pmean",
     "pmin",
     "ppermute",
+    "process_slice",
     "pshuffle",
     "psum",
     "psum_scatter",
@@ -132,6 +137,7 @@ __all__ = [
     "recv",
     "reinitialize",
     "send",
+    "shard_batch",
     "sharded_cotangents",
     "shutdown",
     "sync",

@@ -403,6 +403,41 @@ def barriers() -> None:
     hetccl.barrier("late")
 
 
+def batches() -> Any:
+    """Parts of a global batch: of devices, of weights; balanced parts; what is wrong says so in every process alike."""
+    world, total = hetccl.world(), 12 * sum(DEVICES)
+    rows = np.arange(total * 3, dtype=np.int32).reshape(total, 3)
+    sizes, balanced = hetccl.batch_sizes(total), tuple(3 * n * (CLUSTERS - c) for c, n in enumerate(DEVICES))
+    assert sizes == tuple(12 * n for n in DEVICES)
+    axes = MESH.axis_names
+    for weights, whole in ((None, sizes), (balanced, balanced)):
+        taken = hetccl.process_slice(sum(whole), weights)
+        said = world.control.meet("test batches", [taken.start, taken.stop], 30)
+        ends = [0] + [stop for _, (_, stop) in sorted(said.items())]
+        assert [start for _, (start, _) in sorted(said.items())] == ends[:-1] and ends[-1] == sum(whole), said
+        part = rows[: sum(whole)][sum(whole[:C]) : sum(whole[: C + 1])]
+        expect(hetccl.shard_batch({"x": rows[: sum(whole)]}, NamedSharding(MESH, P(axes)), weights), {"x": part})
+        mine = jax.make_array_from_process_local_data(NamedSharding(MESH, P(axes)), rows[taken])
+        expect({"x": mine}, {"x": part})
+    ones = [1] * CLUSTERS
+    assert hetccl.batch_sizes(CLUSTERS, multiples=ones) == tuple(ones)  # devices that share rows
+    raises(hetccl.ConfigError, "equally many", lambda: hetccl.process_slice(total + 1))
+    raises(hetccl.ConfigError, "['y']: 3", lambda: hetccl.shard_batch({"x": rows, "y": rows[:3]}, MESH.devices.flat[0]))
+    raises(hetccl.ConfigError, "a scalar", lambda: hetccl.shard_batch(1.0, MESH.devices.flat[0]))
+
+    proposed = hetccl.balance(sizes, 0.5 * sizes[C] * (2**C if PROCESS == 0 else 1e-3))  # the slowest process counts
+    assert sum(proposed) == total and all(n % d == 0 for n, d in zip(proposed, DEVICES, strict=True)), proposed
+    times = [n * 2**c for c, n in enumerate(proposed)]
+    assert max(times) - min(times) <= 2 ** (CLUSTERS - 1) * max(DEVICES), (proposed, times)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        bad = seconds if C == 1 else 1.0
+        raises(hetccl.ConfigError, f"{NAMES[1]}/0 measured {seconds} s", lambda bad=bad: hetccl.balance(sizes, bad))
+    raises(hetccl.AgreementError, f"in {NAMES[1]}/0", lambda: hetccl.balance(sizes if C != 1 else sizes[::-1], 1.0))
+    raises(hetccl.ConfigError, "as hetccl.batch_sizes gives", lambda: hetccl.balance(sizes[:1], 1.0))
+    raises(hetccl.ConfigError, "fewer than", lambda: hetccl.balance(ones, 1.0))
+    return jnp.asarray(proposed)
+
+
 def cached() -> None:
     """A program that comes out of JAX's persistent cache, compiled by another process: right, or compiled again."""
     hits: list[str] = []

@@ -18,7 +18,7 @@ MODULES = {
 LAYERS: list[set[str]] = [
     {"_errors", "_secret", "_host", "_values", "_compat", "_native", "gpus", "plan"},
     {"rdma"},
-    {"_config", "_limits", "exchange", "group_plan", "resuming"},
+    {"_config", "_limits", "exchange", "group_plan", "portions", "resuming"},
     {"rendezvous"},
     {"island", "connect", "routes", "failure", "unready", "_engines", "forking"},
     {"tables"},
@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"syncing"},
     {"spanning"},
     {"session"},
-    {"_broadcast", "_barrier", "_sync", "collectives", "p2p"},
+    {"_broadcast", "_barrier", "_batches", "_sync", "collectives", "p2p"},
     {"_replicas"},
     {"_snapshots", "optax"},
     {""},  # the public names
@@ -38,7 +38,7 @@ LAYERS: list[set[str]] = [
 ]
 # May import the standard library and numpy, nothing else: they are tested as plain functions.
 PURE = ("plan", "group_plan", "ordering.overlap", "ordering.schedule", "syncing.shares", "_values")
-PURE += ("rdma.hca", "rdma.ports", "rdma.places", "rdma.choose", "resuming")
+PURE += ("rdma.hca", "rdma.ports", "rdma.places", "rdma.choose", "resuming", "portions")
 
 
 def _group(module: str) -> str:

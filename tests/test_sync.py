@@ -22,7 +22,7 @@ CELLS: dict[str, tuple[str, ...]] = {
     # fsdp=4, tp=2 in one cluster, fsdp=3 in the other.
     "8/3": ("operations", "weighted", "gradients", "bytes_on_the_wire", "no_needless_gather", "step"),
     # Three clusters, one of several processes: one cluster computes each element.
-    "1+1/2/1": ("operations", "weighted", "bytes_on_the_wire", "replicas", "barriers"),
+    "1+1/2/1": ("operations", "weighted", "bytes_on_the_wire", "replicas", "barriers", "batches"),
     "1+1/1": ("operations", "step", "beside_spanning_axes", "replicas", "bytes_on_the_wire"),
     "2/1": ("narrow_floats", "other_types", "control_flow", "odd_leaves", "eager_and_donated", "compiled_again",
             "names", "explicit_axes", "refusals", "gradients"),
