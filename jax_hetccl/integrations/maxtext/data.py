@@ -45,7 +45,9 @@ def iterator(original: Callable[..., Any], processes: Callable[[Sequence[int]], 
       processes: enlarges ``process_indices`` by the other clusters' processes.
     """
 
-    def make(config: Any, mesh: Any, process_indices: Sequence[int], input_iterator: Any, is_training: bool = True) -> Any:
+    def make(
+        config: Any, mesh: Any, process_indices: Sequence[int], input_iterator: Any, is_training: bool = True
+    ) -> Any:
         return original(config, mesh, processes(process_indices), input_iterator, is_training)
 
     return make

@@ -34,7 +34,13 @@ def loss_fn(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def over_all_clusters(
-        model: Any, config: Any, data: Any, dropout_rng: Any, params: Any, sparsity_state: Any = None, is_train: bool = True
+        model: Any,
+        config: Any,
+        data: Any,
+        dropout_rng: Any,
+        params: Any,
+        sparsity_state: Any = None,
+        is_train: bool = True,
     ) -> tuple[Any, Any]:
         if is_train:
             nnx.update(model, _summed_gradient(nnx.state(model, nnx.Param)))

@@ -22,7 +22,15 @@ EQUAL = (
     *("opt_type", "adam_b1", "adam_b2", "adam_eps", "adam_eps_root", "adam_weight_decay", "mu_dtype"),
     *("muon_type", "muon_beta", "muon_weight_decay", "muon_consistent_rms", "muon_include_routers"),
     *("trainable_parameters_mask", "gradient_clipping_threshold", "z_loss_multiplier", "grad_dtype", "weight_dtype"),
-    *("model_name", "base_emb_dim", "base_num_decoder_layers", "base_mlp_dim", "vocab_size", "num_experts", "scan_layers"),
+    *(
+        "model_name",
+        "base_emb_dim",
+        "base_num_decoder_layers",
+        "base_mlp_dim",
+        "vocab_size",
+        "num_experts",
+        "scan_layers",
+    ),
     *("max_target_length", "dataset_type", "eval_interval", "eval_steps", "eval_start_step", "target_eval_loss"),
     *("enable_checkpointing", "checkpoint_period", "save_checkpoint_on_start", "save_checkpoint_on_completion"),
     "warmup_programs_in_init",
@@ -37,7 +45,11 @@ REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("skip_step_on_spikes", (False,), "the norms of two clusters may round differently, and one of them skip a step"),
     ("moe_dropless_fallback", (None, "", "None", "layer"), "a step is run again if one cluster's buffer overflows"),
     ("te_moe_block", (False,), "it stops training by what one cluster sees"),
-    ("quantization", (None, ""), "the scales of some kinds are updated from one cluster's values, and none was verified"),
+    (
+        "quantization",
+        (None, ""),
+        "the scales of some kinds are updated from one cluster's values, and none was verified",
+    ),
     ("use_tunix_gradient_accumulation", (False,), "it weights micro-batches equally, not by tokens"),
     ("enable_diloco", (False,), _OTHER),
     ("elastic_enabled", (False,), _OTHER),
@@ -65,18 +77,20 @@ def arguments(argv: Sequence[str], cluster: str, clusters: Sequence[str]) -> lis
     Raises:
       ConfigError: ``NAME`` is no cluster.
     """
-    found: list[str] = []
+    common: list[str] = []
+    own: dict[str, str] = {}
     for argument in argv:
         match = _FOR_ONE.fullmatch(argument)
         if match is None:
-            found.append(argument)
+            common.append(argument)
         elif match[1] not in clusters:
             raise ConfigError(
                 f"{argument}: there is no cluster {match[1]!r}; NAME:key=value is for one of {', '.join(clusters)}"
             )
         elif match[1] == cluster:
-            key = match[2].split("=")[0]  # what is said for one cluster replaces what is said for all
-            found = [a for a in found if a.split("=")[0] != key] + [match[2]]
+            own[match[2].split("=")[0]] = match[2]
+    # What is said for one cluster counts there, wherever it stands.
+    found = [*(a for a in common if a.split("=")[0] not in own), *own.values()]
     given = {a.split("=")[0] for a in found}
     return found + [f"{key}={value}" for key, value in _NEEDED if key not in given]
 
@@ -97,7 +111,7 @@ def refusals(settings: Mapping[str, Any]) -> list[str]:
             f"dataset_type={settings['dataset_type']!r} with enable_checkpointing: the checkpoint holds the iterators "
             "of one cluster only, so the others would start their data anew. Use enable_checkpointing=false or another dataset_type"
         )
-    if getattr(settings.get("lora"), "enable_lora", False):
+    if (settings.get("lora") or {}).get("enable_lora"):
         found.append("lora.enable_lora=True: only the parameters of a whole model are synchronised")
     return found
 
