@@ -5,13 +5,15 @@ Each process computes a step on the whole batch with the twin alone, and on its 
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 import jax_hetccl as hetccl
-from jax_hetccl.integrations.maxtext import gradients
+from jax_hetccl.integrations.maxtext import gradients, state
 
 EPS = 1e-8
 
@@ -89,15 +91,32 @@ def check(counts: list[list[int]], accumulation: int) -> None:
             np.testing.assert_allclose(one, other * min(1, threshold / norm), rtol=1e-5, atol=1e-7)
 
 
+def drift() -> None:
+    """Of a state that differs between clusters the first one's is kept, in place, before the checkpoint is written."""
+    model, world = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), hetccl.world()
+    expected = np.asarray(model.kernel[...])
+    if world.cluster == 1:
+        model.kernel[...] = model.kernel[...] * 2
+    drifted, saved = nnx.state(model), []
+    save = state.save(lambda manager, found, *others: saved.append(np.asarray(found["kernel"][...])))
+    config = types.SimpleNamespace(checkpoint_period=2)
+    save(None, drifted, config, None, 1)
+    assert world.cluster == 0 or (saved[-1] == 2 * expected).all(), "not compared between checkpoints"
+    save(None, drifted, config, None, 2)
+    np.testing.assert_array_equal(saved[-1], expected)
+    hetccl.check_replicas(nnx.to_pure_dict(drifted))
+
+
 def main() -> None:
     hetccl.initialize()
+    drift()
     some = [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 1, 1]]
     none = [[0] * 4] * 6
     for accumulation in (1, 2):
         check(some, accumulation)
         check([*some[:4], *none[4:]], accumulation)  # the second cluster has padding alone
         check(none, accumulation)
-    print("gradients are global")
+    print("as in one world")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What jax_hetccl puts in the place of MaxText's loss, accumulation and clipping, around a twin of them.
+"""What jax_hetccl puts in the place of MaxText's loss, accumulation, clipping and saving, around a twin of them.
 
 The real thing is compared with one world in tests/test_maxtext.py, which needs MaxText.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.process import base_environment
 
 
-def test_gradients_losses_and_clipping_are_global() -> None:
+def test_a_step_is_that_of_one_world_and_drift_ends_at_a_checkpoint() -> None:
     program = Path(__file__).with_name("maxtext_twin.py")
     command = [sys.executable, "-P", "-m", "jax_hetccl.cli", "run", "--cluster", "left=1x1", "--cluster", "right=1x1"]
     done = subprocess.run(
@@ -20,4 +20,6 @@ def test_gradients_losses_and_clipping_are_global() -> None:
         env=base_environment(), capture_output=True, check=False, text=True, timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[left/0] gradients are global", "[right/0] gradients are global"]
+    told = [line for line in done.stderr.splitlines() if "The first cluster's state is copied" in line]
+    assert len(told) == 2 and all("kernel" in line for line in told), done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[left/0] as in one world", "[right/0] as in one world"]

@@ -96,12 +96,20 @@ def test_arguments_for_no_cluster() -> None:
 def test_refusals_give_reasons() -> None:
     usual = {"quantization": "", "moe_dropless_fallback": None, "dataset_type": "grain", "enable_checkpointing": False}
     assert settings.refusals(usual) == []
-    wrong = {"quantization": "fp8", "use_qk_clip": True, "enable_checkpointing": True, "lora": {"enable_lora": True}}
+    wrong = {
+        "quantization": "fp8",
+        "use_qk_clip": True,
+        "enable_checkpointing": True,
+        "lora": {"enable_lora": True},
+        "eval_interval": 2,
+        "eval_steps": -1,
+    }
     found = settings.refusals({**usual, **wrong})
     expected = [
         "use_qk_clip=True",
         "quantization='fp8'",
         "dataset_type='grain' with enable_checkpointing",
+        "eval_steps=-1 with eval_interval",
         "lora.enable_lora=True",
     ]
     assert [text.split(":")[0] for text in found] == expected

@@ -111,6 +111,10 @@ def refusals(settings: Mapping[str, Any]) -> list[str]:
             f"dataset_type={settings['dataset_type']!r} with enable_checkpointing: the checkpoint holds the iterators "
             "of one cluster only, so the others would start their data anew. Use enable_checkpointing=false or another dataset_type"
         )
+    if settings.get("eval_interval", -1) > 0 and settings.get("eval_steps", -1) <= 0:
+        found.append(
+            f"eval_steps={settings['eval_steps']} with eval_interval: clusters may have unequal numbers of batches; give a number"
+        )
     if (settings.get("lora") or {}).get("enable_lora"):
         found.append("lora.enable_lora=True: only the parameters of a whole model are synchronised")
     return found
