@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"_replicas"},
     {"_snapshots", "optax"},
     {""},  # the public names
-    {"launch", "doctor"},
+    {"launch", "doctor", "integrations"},
     {"demo"},
     {"cli"},
 ]
