@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   sockets.push_back(std::move(here));
   std::unique_ptr<transport::Sender> sender;
   fuzz::Require(transport::tcp::MakeSender(std::move(sockets), fuzz::Host(), {},
-                                           /*checksum=*/false, &sender)
+                                           {}, &sender)
                     .ok());
   static const auto* payload = new std::vector<std::byte>(4 << 20);  // more than the socket takes
   transport::WireHeader header = transport::MakeHeader(transport::MessageType::kData);
