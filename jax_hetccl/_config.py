@@ -17,7 +17,7 @@ from typing import Any
 from jax_hetccl import _values
 from jax_hetccl._errors import ConfigError
 from jax_hetccl._secret import check_strength, read_file
-from jax_hetccl.rdma import hca
+from jax_hetccl.rdma import choose, hca
 
 TRANSPORTS = ("auto", "shm", "rdma", "tcp")
 STREAM_SYNCS = ("auto", "memops", "hostfunc")
@@ -302,9 +302,7 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
     _resolve_place(values, problems)
     _resolve_secret(values, problems)
     if values.get("tls") and values.get("transport") == "rdma":
-        problems.append(
-            "HETCCL_TLS=1 with HETCCL_TRANSPORT=rdma: what a network card moves is not encrypted; use auto or tcp"
-        )
+        problems.append(f"HETCCL_TRANSPORT=rdma with {choose.NOT_ENCRYPTED}; use auto or tcp")
     if not member:
         values["cluster"], values["process"] = 0, 0
     for setting in _SETTINGS[:4]:

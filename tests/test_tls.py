@@ -56,7 +56,7 @@ def test_both_ends_derive_one_key_and_no_two_connections_the_same() -> None:
 def test_the_setting() -> None:
     assert resolve({**GIVEN, "HETCCL_TLS": "0"}).tls is False
     assert resolve(GIVEN).tls is True
-    with pytest.raises(ConfigError, match="HETCCL_TLS=1 with HETCCL_TRANSPORT=rdma: .* not encrypted; use auto or tcp"):
+    with pytest.raises(ConfigError, match="HETCCL_TRANSPORT=rdma with HETCCL_TLS=1: .* not encrypted; use auto or tcp"):
         resolve({**GIVEN, "HETCCL_TRANSPORT": "rdma"})
 
 
