@@ -27,6 +27,7 @@ from jax_hetccl._config import resolve
 from jax_hetccl._engines import ensure_tls
 from jax_hetccl._errors import AgreementError, ConfigError, RendezvousError
 from jax_hetccl.connect import Channels
+from jax_hetccl.doctor import GOOD, NOTE, software
 from jax_hetccl.rendezvous import channels, handshake, keys
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.routes import Equipment
@@ -84,6 +85,18 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "tls_library", missing)
     with pytest.raises(ConfigError, match=r"left/0: no TLS: libssl\.so\.3"):
         ensure_tls("left/0")
+
+
+def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == GOOD and _native.tls_library() in found.found
+
+    def missing() -> str:
+        raise RuntimeError("hetccl: no TLS: libssl.so.3: cannot open shared object file")
+
+    monkeypatch.setattr(_native, "tls_library", missing)
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == NOTE and found.found == "libssl.so.3: cannot open shared object file"
 
 
 # --- opening channels ----------------------------------------------------------------------------
