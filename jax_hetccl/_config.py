@@ -17,7 +17,7 @@ from typing import Any
 from jax_hetccl import _values
 from jax_hetccl._errors import ConfigError
 from jax_hetccl._secret import check_strength, read_file
-from jax_hetccl.rdma import hca
+from jax_hetccl.rdma import choose, hca
 
 TRANSPORTS = ("auto", "shm", "rdma", "tcp")
 STREAM_SYNCS = ("auto", "memops", "hostfunc")
@@ -55,6 +55,7 @@ class Config:
       slot_kb: size of a staging slot in KB, or None for one that fits the platforms of a pair of ranks.
       slots: staging slots of each direction between two ranks, or None, likewise.
       checksum: whether what goes over tcp carries checksums.
+      tls: whether what goes over tcp is encrypted, and nothing goes over rdma.
       keep_memory_mb: MB of freed memory that a process of CPU devices keeps for its next step; 0: the system's way.
       coordinator_external: True if nobody in this world may host the coordinator.
     """
@@ -82,6 +83,7 @@ class Config:
     slot_kb: int | None = None
     slots: int | None = None
     checksum: bool = False
+    tls: bool = False
     keep_memory_mb: float = 1024.0
     coordinator_external: bool = False
 
@@ -172,6 +174,7 @@ _SETTINGS = (
         "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
     ),
     _Setting("checksum", _values.flag, "1: a bit that flips on a tcp connection is an error; equal everywhere"),
+    _Setting("tls", _values.flag, "1: data between hosts is encrypted (TLS 1.3 over tcp, no rdma); equal everywhere"),
     _Setting(
         "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 1024)"
     ),
@@ -298,6 +301,8 @@ def resolve(environ: Mapping[str, str] | None = None, *, member: bool = True, **
         values.setdefault("keep_memory_mb", 0.0)  # the user has set the C library up
     _resolve_place(values, problems)
     _resolve_secret(values, problems)
+    if values.get("tls") and values.get("transport") == "rdma":
+        problems.append(f"HETCCL_TRANSPORT=rdma with {choose.NOT_ENCRYPTED}; use auto or tcp")
     if not member:
         values["cluster"], values["process"] = 0, 0
     for setting in _SETTINGS[:4]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_hetccl._config import Config
+from jax_hetccl._errors import ConfigError
 from jax_hetccl.rendezvous.control import ControlPlane
 
 EngineFactory = Callable[[Config, ControlPlane, frozenset[str]], Any]
@@ -32,6 +33,16 @@ def native_engine(config: Config, control: ControlPlane, platforms: frozenset[st
         checksum=config.checksum,
         **staging,
     )
+
+
+def ensure_tls(me: str) -> None:
+    """Raises a ConfigError that says what is missing, if `me` cannot do TLS."""
+    from jax_hetccl import _native
+
+    try:
+        _native.tls_library()
+    except RuntimeError as error:
+        raise ConfigError(f"{me}: {str(error).removeprefix('hetccl: ')}") from None
 
 
 def native_segment(slot_bytes: int, slots: int) -> list[int]:

@@ -211,6 +211,7 @@ class Engine:
         transport: str,
         fds: Sequence[int],
         rdma: RdmaOptions | None = None,
+        tls_keys: Sequence[bytes] = (),
     ) -> None:
         """Connects one direction between two ranks.
 
@@ -224,10 +225,14 @@ class Engine:
             connected stream socket, on which both ends are in this call at the same time.
           rdma: for "rdma", how the NIC is used. The call connects a queue pair with the peer's and tries it out both
             ways, which takes 20 s at most; the GIL is released meanwhile.
+          tls_keys: for "tcp", 32 bytes for each socket, which its two ends alone have and use for nothing else: what
+            goes over the sockets is in TLS 1.3. Both ends are in this call at the same time then; it waits at most 60 s
+            for the other. Empty: no TLS.
 
         Raises:
           RuntimeError: unknown transport, unusable descriptors, the channel exists, or the engine is closed. "rdma":
-            device, port and reason if it cannot be used; both ends get an error then, and neither has a channel.
+            device, port and reason if it cannot be used; both ends get an error then, and neither has a channel. TLS:
+            what is missing, or both addresses and the reason.
         """
 
     def add_plan(
@@ -301,6 +306,13 @@ def make_shm_segment(slot_bytes: int = ..., slots: int = ...) -> list[int]:
 
     Raises:
       RuntimeError: sizes that make no sense, or no memory.
+    """
+
+def tls_library() -> str:
+    """The OpenSSL that TLS uses, as it calls itself.
+
+    Raises:
+      RuntimeError: there is none; names the library or what it lacks.
     """
 
 def rdma_devices() -> list[RdmaPort]:

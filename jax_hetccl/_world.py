@@ -17,7 +17,7 @@ import jax
 
 from jax_hetccl import _compat, _limits, forking, island, tables
 from jax_hetccl._config import Config, ask_for_queues, growing_memory, resolve
-from jax_hetccl._engines import EngineFactory, native_engine, native_segment
+from jax_hetccl._engines import EngineFactory, ensure_tls, native_engine, native_segment
 from jax_hetccl._errors import HetcclError, error_from
 from jax_hetccl.connect import Channels, SegmentFactory, rdma_options, staging
 from jax_hetccl.failure import FailureMonitor
@@ -92,7 +92,16 @@ class World:
         opener = channels.Opener(config, control, routes.link)
         ports = {i: rdma_options(config, port) for i, port in enumerate(routes.ports(control.me)) if not port.why_not}
         self._channels = Channels(
-            engine, control, opener, acceptor, owner, self._monitor.report, make_segment, self._staged, ports
+            engine,
+            control,
+            opener,
+            acceptor,
+            owner,
+            self._monitor.report,
+            make_segment,
+            self._staged,
+            ports,
+            config.tls,
         )
         self._monitor.start()
 
@@ -256,7 +265,7 @@ def initialize(
       local_device_ids: passed on to `jax.distributed.initialize`.
       **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`, `ib_hca`, `ib_gid_index`,
         `ib_tc`, `ib_timeout`, `ib_retry_cnt`, `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`,
-        `slots`, `checksum`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
+        `slots`, `checksum`, `tls`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
 
     Returns:
       The world.
@@ -285,6 +294,8 @@ def initialize(
         if _current is not None:
             raise HetcclError(f"initialize: already in {_current}; call hetccl.shutdown() first")
         _limits.ensure_descriptors(config.member_name, len(config.member_names) - 1)
+        if config.tls:
+            ensure_tls(config.member_name)
         with _limits.explained(f"{config.member_name} cannot join"):
             _current = form(config, native_engine, native_segment, local_device_ids)
         atexit.register(shutdown)
@@ -358,6 +369,7 @@ def form(
             "HETCCL_BUCKET_MB": job.bucket_mb,
             "HETCCL_AXES": sorted(job.axes),
             "HETCCL_CHECKSUM": int(job.checksum),
+            "HETCCL_TLS": int(job.tls),
         }
         equipment = Equipment.of(job)
         record = {

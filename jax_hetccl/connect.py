@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax_hetccl._config import Config
@@ -74,6 +74,7 @@ class Channels(AcceptorHooks):
         make_segment: SegmentFactory | None = None,
         staged: Callable[[int, int], tuple[int, int]] = lambda src, dst: _HOST_STAGING,
         ports: Mapping[int, dict[str, Any]] | None = None,
+        tls: bool = False,
     ) -> None:
         """Starts to accept.
 
@@ -88,6 +89,7 @@ class Channels(AcceptorHooks):
           staged: bytes and number of the slots between two ranks.
           ports: how the engine is told of this process's ports for RDMA (`rdma_options`), by their place in what was
             published; without those that cannot be used.
+          tls: whether tcp channels are encrypted; the same in all processes.
         """
         self._engine = engine
         self._control = control
@@ -102,6 +104,7 @@ class Channels(AcceptorHooks):
         self._incoming: dict[Pair, str] = {}
         self._being_set_up: set[Pair] = set()
         self._ports = ports or {}
+        self._tls = tls
         # A GPU's slots wait until no exchange holds its stream; the peers' next channels must not wait for that.
         self._taker = concurrent.futures.ThreadPoolExecutor(1, "hetccl-take")
         self._closing = threading.Event()
@@ -167,13 +170,19 @@ class Channels(AcceptorHooks):
     def _hand_over(self, member: Member, src: int, dst: int, segment: Callable[[], list[int]] | None) -> str:
         """Opens the channel and gives it to the engine; returns its transport."""
         while True:
-            transport, fds, link = self._opener.open(member, src, dst, segment)
-            ports = {} if link is None else {"rdma": self._ports[link.mine.index]}
+            transport, fds, link, keys = self._opener.open(member, src, dst, segment)
+            more: dict[str, Any] = {} if link is None else {"rdma": self._ports[link.mine.index]}
+            if self._tls and transport == "tcp":
+                more["tls_keys"] = keys
             try:
                 self._engine.add_channel(
-                    local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds, **ports
+                    local_rank=src, peer_rank=dst, outgoing=True, transport=transport, fds=fds, **more
                 )
             except RuntimeError as error:
+                if "tls_keys" in more:
+                    raise RendezvousError(
+                        f"the channel of ranks {src} to {dst} to {member.name}: {str(error).removeprefix('hetccl: ')}"
+                    ) from None
                 if link is None:
                     raise
                 self._opener.rdma_failed(member, link, error)  # raises where there is no other transport
@@ -219,10 +228,14 @@ class Channels(AcceptorHooks):
             return f"there is no usable port number {claim.port} here"
         return None
 
-    def opened(self, claim: Claim, fds: list[int]) -> None:
+    def blocks(self, claim: Claim) -> bool:
         """See `AcceptorHooks`."""
-        if claim.transport == "rdma":
-            self._set_up(claim, fds)
+        return claim.transport == "rdma" or (self._tls and claim.transport == "tcp")
+
+    def opened(self, claim: Claim, fds: list[int], keys: Sequence[bytes]) -> None:
+        """See `AcceptorHooks`."""
+        if self.blocks(claim):
+            self._set_up(claim, fds, {"tls_keys": keys} if keys else {"rdma": self._ports[claim.port]})
             return
         with self._lock:
             self._incoming[claim.src, claim.dst] = claim.transport
@@ -233,8 +246,8 @@ class Channels(AcceptorHooks):
         else:
             taken.add_done_callback(lambda done: _close(fds) if done.cancelled() else None)
 
-    def _set_up(self, claim: Claim, fds: list[int]) -> None:
-        """On a thread of the acceptor's: tries the queue pairs together with the dialer, who decides what comes next if they do not work."""
+    def _set_up(self, claim: Claim, fds: list[int], more: dict[str, Any]) -> None:
+        """On a thread of the acceptor's: tries queue pairs or TLS together with the dialer, who decides what comes next if they do not work."""
         pair = claim.src, claim.dst
         with self._lock:
             # Another transport may come meanwhile: its dialer has given up these queue pairs, which then cannot succeed.
@@ -245,12 +258,14 @@ class Channels(AcceptorHooks):
             _log.warning("channel of ranks %d to %d refused: it is being set up already", *pair)
             return
         try:
-            self._add_incoming(claim, fds, rdma=self._ports[claim.port])
+            self._add_incoming(claim, fds, **more)
         except RuntimeError as error:
-            _log.info("no rdma channel from rank %d to %d: %s", *pair, error)
+            level = logging.INFO if claim.transport == "rdma" else logging.WARNING
+            why = str(error).removeprefix("hetccl: ")
+            _log.log(level, "no %s channel from rank %d to %d: %s", claim.transport, *pair, why)
         else:
             with self._lock:
-                self._incoming[pair] = "rdma"
+                self._incoming[pair] = claim.transport
         finally:
             with self._lock:
                 self._being_set_up.discard(pair)

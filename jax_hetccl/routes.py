@@ -28,6 +28,8 @@ class Equipment:
     @classmethod
     def of(cls, config: Config) -> Equipment:
         """Looks at this machine, unless the settings leave no use for RDMA."""
+        if config.tls:
+            return cls(discover.Found(missing=choose.NOT_ENCRYPTED))
         if config.transport not in ("auto", "rdma"):
             return cls(discover.Found(missing=f"HETCCL_TRANSPORT={config.transport}"))
         return cls(discover.find(config.ib_hca, config.ib_gid_index))

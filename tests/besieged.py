@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Sequence
 
 from meeting import config
 
@@ -34,7 +35,10 @@ class Hooks(AcceptorHooks):
     def refusal(self, claim: Claim) -> str | None:
         return None
 
-    def opened(self, claim: Claim, fds: list[int]) -> None:
+    def blocks(self, claim: Claim) -> bool:
+        return False
+
+    def opened(self, claim: Claim, fds: list[int], keys: Sequence[bytes]) -> None:
         say("channel", claim.src, claim.dst)
         for fd in fds:
             os.close(fd)

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -108,7 +108,10 @@ class Hooks(AcceptorHooks):
     def refusal(self, claim: Claim) -> str | None:
         return "not here" if claim.dst == 99 else None
 
-    def opened(self, claim: Claim, fds: list[int]) -> None:
+    def blocks(self, claim: Claim) -> bool:
+        return False
+
+    def opened(self, claim: Claim, fds: list[int], keys: Sequence[bytes]) -> None:
         self.channels.append((claim, fds))
         self.came.set()
 
@@ -290,7 +293,10 @@ class PairHooks(AcceptorHooks):
     def refusal(self, claim: Claim) -> str | None:
         return None
 
-    def opened(self, claim: Claim, fds: list[int]) -> None:
+    def blocks(self, claim: Claim) -> bool:
+        return False
+
+    def opened(self, claim: Claim, fds: list[int], keys: Sequence[bytes]) -> None:
         self.opened_.append((claim, fds))
         self.came.set()
 
@@ -324,7 +330,7 @@ def opener(left, **settings) -> channels.Opener:
 
 def test_tcp_channels_have_stripes_on_loopback(two):
     left, _, hooks = two
-    transport, fds, _ = opener(left).open(left.members[1], 0, 1)
+    transport, fds, *_ = opener(left).open(left.members[1], 0, 1)
     assert transport == "tcp" and len(fds) == channels.LOOPBACK_STRIPES
     assert hooks.came.wait(5)
     claim, theirs = hooks.opened_[0]
@@ -344,7 +350,7 @@ def segment() -> list[int]:
 
 def test_shm_channels_carry_descriptors(two):
     left, _, hooks = two
-    transport, [sock, memory], _ = opener(left).open(left.members[1], 0, 1, segment)
+    transport, [sock, memory], *_ = opener(left).open(left.members[1], 0, 1, segment)
     assert transport == "shm" and hooks.came.wait(5)
     claim, [stream, theirs] = hooks.opened_[0]
     assert claim.transport == "shm"
@@ -377,7 +383,7 @@ def test_auto_falls_back_to_tcp_once_and_shm_refuses(two):
     left, _, _ = two
     gone = dataclasses.replace(left.members[1], record={**left.members[1].record, "unix": "nobody-there"})
     auto = opener(left)
-    transport, fds, _ = auto.open(gone, 0, 1, segment)
+    transport, fds, *_ = auto.open(gone, 0, 1, segment)
     assert transport == "tcp"
     for fd in fds:
         os.close(fd)
@@ -395,7 +401,7 @@ def test_without_memory_auto_falls_back_and_leaves_no_descriptor(two):
         raise OSError("no space left")
 
     before = len(os.listdir("/proc/self/fd"))
-    transport, fds, _ = opener(left).open(left.members[1], 0, 1, fails)
+    transport, fds, *_ = opener(left).open(left.members[1], 0, 1, fails)
     assert transport == "tcp"
     for fd in fds:
         os.close(fd)
@@ -521,8 +527,8 @@ def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
     made = Channels(Engine(), None, None, _Quiet(), {}, lambda *_: None)  # type: ignore[arg-type]
     first, second = os.pipe(), os.pipe()
     before = time.monotonic()
-    made.opened(CLAIM, list(first))
-    made.opened(dataclasses.replace(CLAIM, src=3), list(second))
+    made.opened(CLAIM, list(first), ())
+    made.opened(dataclasses.replace(CLAIM, src=3), list(second), ())
     assert time.monotonic() - before < 5 and not added
     made.close()
     go.set()
@@ -533,7 +539,7 @@ def test_a_channel_that_is_slow_to_take_does_not_hold_up_the_next_handshake():
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
     third = os.pipe()
-    made.opened(dataclasses.replace(CLAIM, src=4), list(third))
+    made.opened(dataclasses.replace(CLAIM, src=4), list(third), ())
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(third[0])
 
@@ -549,7 +555,7 @@ def test_only_the_end_of_the_world_may_keep_a_channel_out(closes: bool, caplog: 
             raise RuntimeError("the world was shut down" if closes else "no memory for the slots")
 
     made = Channels(Engine(), None, None, _Quiet(), {}, lambda *what: reported.append(what))  # type: ignore[arg-type]
-    made.opened(CLAIM, [])
+    made.opened(CLAIM, [], ())
     assert waits.wait(10)
     if closes:
         made.close()

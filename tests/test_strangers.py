@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -222,7 +222,10 @@ def test_a_flood_from_one_address_does_not_displace_a_member_at_another():
         def refusal(self, claim: Claim) -> str | None:
             return None
 
-        def opened(self, claim: Claim, fds: list[int]) -> None:
+        def blocks(self, claim: Claim) -> bool:
+            return False
+
+        def opened(self, claim: Claim, fds: list[int], keys: Sequence[bytes]) -> None:
             for fd in fds:
                 os.close(fd)
 

@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subcommand; returns its exit status."""
     try:
-        settings = lookup("transport", "ib_hca", "ib_gid_index")
+        settings = lookup("transport", "ib_hca", "ib_gid_index", "tls")
         machines = [this_machine(settings.get("ib_hca"), settings.get("ib_gid_index"))]
         machines += [_read(path) for path in arguments.machines]
     except (ConfigError, ValueError) as error:
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
             names = [port.name for port in machine.ports]
             show(f"distances on {machine.name}", ("accelerator", "PCI", "NUMA", *names), distance_rows(machine))
     show("ports taken", ("rank", "port", "why", "slots"), taken_rows(taken))
-    show("transports", ("pair", "transport", "why"), pair_rows(taken, settings.get("transport", "auto")))
+    no_rdma = choose.NOT_ENCRYPTED if settings.get("tls") else ""
+    show("transports", ("pair", "transport", "why"), pair_rows(taken, settings.get("transport", "auto"), no_rdma))
     return 0
 
 
@@ -110,24 +111,24 @@ def taken_rows(taken: Sequence[Rank]) -> list[Row]:
     return rows
 
 
-def pair_rows(taken: Sequence[Rank], wanted: str) -> list[Row]:
+def pair_rows(taken: Sequence[Rank], wanted: str, no_rdma: str = "") -> list[Row]:
     """The transport of every pair; with one machine also of a pair with a rank elsewhere."""
     rows: list[Row] = []
     machines = {id(rank.machine): rank for rank in taken}
     for rank in machines.values():
-        rows.append((f"two ranks of {rank.machine.name}", *transport(wanted, rank, rank)))
+        rows.append((f"two ranks of {rank.machine.name}", *transport(wanted, rank, rank, no_rdma)))
     for one, other in itertools.combinations(taken, 2):
         if one.machine is not other.machine:
-            rows.append((f"{_name(one)} - {_name(other)}", *transport(wanted, one, other)))
+            rows.append((f"{_name(one)} - {_name(other)}", *transport(wanted, one, other, no_rdma)))
     if len(machines) == 1 and wanted in ("auto", "rdma"):
-        rows += [(f"{_name(rank)} - another host", *_elsewhere(rank, wanted)) for rank in taken]
+        rows += [(f"{_name(rank)} - another host", *_elsewhere(rank, wanted, no_rdma)) for rank in taken]
     return rows
 
 
-def _elsewhere(rank: Rank, wanted: str) -> tuple[str, str]:
+def _elsewhere(rank: Rank, wanted: str, no_rdma: str) -> tuple[str, str]:
     without = "tcp" if wanted == "auto" else "none"
-    if not rank.choices:
-        return without, rank.machine.missing or "no port here is usable"
+    if no_rdma or not rank.choices:
+        return without, no_rdma or rank.machine.missing or "no port here is usable"
     port = rank.choices[0].port
     assert port.gid is not None
     return "rdma", f"if it has a port that speaks {port.gid.speaks} and a probe gets through; else {without}"

@@ -21,6 +21,7 @@ def software_checks() -> list[Check]:
         jax_check(_version("jax"), _version("jaxlib")),
         plugin_check({p: v for p in PLUGINS if (v := _version(p))}, _version("jax")),
         _native(),
+        _tls(),
         _compiler(),
     ]
 
@@ -56,6 +57,19 @@ def _native() -> Check:
         return Check("native module", f"cannot be loaded: {error}", BAD, "pip install . (needs a C++17 compiler)")
     platforms = ", ".join(name for name in ("cpu", "CUDA", "ROCM") if native.registrations(name))
     return Check("native module", f"wire protocol {native.protocol_version()}, handlers for {platforms}")
+
+
+def _tls() -> Check:
+    """What HETCCL_TLS=1 would use."""
+    try:
+        native = importlib.import_module("jax_hetccl._native")
+    except ImportError:
+        return Check("TLS", "not looked for: no native module", NOTE, "see above")
+    try:
+        return Check("TLS", f"{native.tls_library()}, for HETCCL_TLS=1; not the kernel's")
+    except RuntimeError as error:
+        why = str(error).removeprefix("hetccl: no TLS: ")
+        return Check("TLS", why, NOTE, "needed for HETCCL_TLS=1 only")
 
 
 def _compiler() -> Check:

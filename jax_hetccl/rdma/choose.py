@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from jax_hetccl.rdma.places import Distance
 from jax_hetccl.rdma.ports import Port, mismatch
 
+# Why there is no RDMA with HETCCL_TLS=1.
+NOT_ENCRYPTED = "HETCCL_TLS=1: what a network card moves is not encrypted"
+
 
 @dataclasses.dataclass(frozen=True)
 class Seat:

@@ -122,18 +122,19 @@ def ranks(machines: Sequence[Machine]) -> list[Rank]:
     return [Rank(m, m.accelerators[i], seats[rank], chosen[rank]) for rank, (m, i) in enumerate(every)]
 
 
-def transport(wanted: str, one: Rank, other: Rank) -> tuple[str, str]:
+def transport(wanted: str, one: Rank, other: Rank, no_rdma: str = "") -> tuple[str, str]:
     """The transport that a pair would try first, and why; `"none"` if a forced one cannot work.
 
     Args:
       wanted: HETCCL_TRANSPORT.
       one: the rank that sends.
       other: the rank that receives.
+      no_rdma: what speaks against RDMA between any two ranks, if something does.
     """
     one_host = one.machine.boot == other.machine.boot != ""
     no_shm = "" if one_host else "the ranks run on two hosts"
     link = choose.link(one.seat, other.seat, one.choices, other.choices)
-    no_rdma = link.why if isinstance(link, NoLink) else ""
+    no_rdma = no_rdma or (link.why if isinstance(link, NoLink) else "")
     first = choose.attempts(wanted, no_shm, no_rdma)[0]
     if against := {"shm": no_shm, "rdma": no_rdma}.get(first):
         return "none", f"HETCCL_TRANSPORT={wanted}, but {against}"

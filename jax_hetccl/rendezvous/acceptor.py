@@ -4,7 +4,7 @@ Strangers may connect, so until a connection is authenticated it costs us one de
 `HELLO_BYTES + PROOF_BYTES` bytes of reading and `HANDSHAKE_S` seconds, and there are at most
 `MAX_PENDING` such connections: a newer one displaces the oldest of the address that has most. Nothing
 blocks: one slow peer does not hold up the others.
-What does block, the setting up of RDMA, runs on other threads (`setups`).
+What does block, the setting up of RDMA and of TLS, runs on other threads (`setups`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 
 from jax_hetccl.rendezvous import addresses, handshake
 from jax_hetccl.rendezvous.crowd import Crowd
@@ -53,6 +54,7 @@ class _Pending:
     data: bytes = b""
     exchange: handshake.Acceptor | None = None
     claim: Claim | None = None
+    key: bytes = b""  # for what follows on the connection
 
 
 @dataclasses.dataclass
@@ -60,7 +62,7 @@ class _Group:
     """The stripes of one channel that have come so far."""
 
     since: float
-    socks: dict[int, socket.socket] = dataclasses.field(default_factory=dict)
+    stripes: dict[int, tuple[socket.socket, bytes]] = dataclasses.field(default_factory=dict)  # with their keys
 
 
 class AcceptorHooks:
@@ -74,8 +76,15 @@ class AcceptorHooks:
         """Why an authenticated channel is refused, or None."""
         raise NotImplementedError
 
-    def opened(self, claim: Claim, fds: list[int]) -> None:
-        """A channel is complete; takes ownership of `fds`. For rdma on a thread "hetccl-setup", where it may block."""
+    def blocks(self, claim: Claim) -> bool:
+        """Whether `opened` waits for the dialer; for rdma it does anyway."""
+        raise NotImplementedError
+
+    def opened(self, claim: Claim, fds: list[int], keys: Sequence[bytes]) -> None:
+        """A channel is complete; takes ownership of `fds`.
+
+        On a thread "hetccl-setup" for rdma and if this `blocks`. `keys` are those of tcp connections, for TLS.
+        """
         raise NotImplementedError
 
 
@@ -227,10 +236,11 @@ class Acceptor:
             self._selector.unregister(pending.sock)
             del self._pending[pending.sock]
             self._strangers.discard(pending.sock)
-            self._setups.start(pending.sock, pending.exchange.proof(key), functools.partial(self._hooks.opened, claim))
+            act = functools.partial(self._hooks.opened, claim, keys=())
+            self._setups.start([pending.sock], act, pending.exchange.proof(key))
             return
         self._send(pending.sock, pending.exchange.proof(key))
-        pending.claim = claim
+        pending.claim, pending.key = claim, pending.exchange.stream_key(key)
         if claim.transport == "shm":
             pending.need = 0
         else:
@@ -256,13 +266,16 @@ class Acceptor:
         self._strangers.discard(sock)
         key = (claim.dialer, claim.src, claim.dst, claim.stripes, claim.attempt)
         group = self._groups.setdefault(key, _Group(time.monotonic()))
-        group.socks[claim.stripe] = sock
-        if len(group.socks) < claim.stripes:
+        group.stripes[claim.stripe] = sock, pending.key
+        if len(group.stripes) < claim.stripes:
             return
         del self._groups[key]
-        fds = [group.socks[stripe].detach() for stripe in range(claim.stripes)] + extra
+        socks, keys = zip(*(group.stripes[stripe] for stripe in range(claim.stripes)), strict=True)
+        if self._hooks.blocks(claim):
+            self._setups.start(socks, functools.partial(self._hooks.opened, claim, keys=keys))
+            return
         try:
-            self._hooks.opened(claim, fds)
+            self._hooks.opened(claim, [sock.detach() for sock in socks] + extra, keys)
         except Exception:
             _log.exception("channel of ranks %d to %d could not be opened", claim.src, claim.dst)
 
@@ -277,7 +290,7 @@ class Acceptor:
         for key, group in list(self._groups.items()):
             if now - group.since > _GROUP_S:
                 del self._groups[key]
-                for sock in group.socks.values():
+                for sock, _ in group.stripes.values():
                     sock.close()
 
     def _drop(self, sock: socket.socket) -> None:
@@ -291,7 +304,7 @@ class Acceptor:
         for sock in list(self._pending):
             self._drop(sock)
         for group in self._groups.values():
-            for sock in group.socks.values():
+            for sock, _ in group.stripes.values():
                 sock.close()
         self._groups.clear()
         for listener in self._listeners:

@@ -14,7 +14,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jax_hetccl._config import Config, is_loopback
@@ -61,11 +61,13 @@ class Opened(NamedTuple):
       transport: its name.
       fds: descriptors for the engine; whoever gets this owns them.
       link: the two ports of an rdma channel.
+      keys: of a tcp channel, for TLS on each of its connections.
     """
 
     transport: str
     fds: list[int]
     link: Link | None = None
+    keys: Sequence[bytes] = ()
 
 
 class Opener:
@@ -128,7 +130,7 @@ class Opener:
                 return Opened("rdma", self._open_rdma(member, src, dst, link), link)
         if wanted == "auto" and isinstance(link, NoLink):
             self._tell(member, link.why, logging.WARNING if link.surprising else logging.DEBUG)
-        return Opened("tcp", self._open_tcp(member, src, dst))
+        return self._open_tcp(member, src, dst)
 
     def rdma_failed(self, member: Member, link: Link, error: Exception) -> None:
         """Takes note that two ports do not work together, so that `open` uses tcp; says so once for each member.
@@ -170,22 +172,24 @@ class Opener:
     ) -> Claim:
         return Claim(self._control.me, member.index, src, dst, stripe, stripes, transport, **more)
 
-    def _open_tcp(self, member: Member, src: int, dst: int) -> list[int]:
+    def _open_tcp(self, member: Member, src: int, dst: int) -> Opened:
         address, port = member.record["data"]
         mine = self._control.members[self._control.me].record["data"][0]
         stripes = LOOPBACK_STRIPES if is_loopback(address) or address == mine else NETWORK_STRIPES
         attempt = os.urandom(8)
         socks: list[socket.socket] = []
+        keys: list[bytes] = []
         try:
             for stripe in range(stripes):
                 sock = self._connect(member, address, port)
                 socks.append(sock)
-                self._prove(sock, member, self._claim(member, src, dst, "tcp", stripe, stripes, attempt=attempt))
+                claim = self._claim(member, src, dst, "tcp", stripe, stripes, attempt=attempt)
+                keys.append(self._prove(sock, member, claim))
         except BaseException:
             for sock in socks:
                 sock.close()
             raise
-        return [sock.detach() for sock in socks]
+        return Opened("tcp", [sock.detach() for sock in socks], keys=keys)
 
     def _open_rdma(self, member: Member, src: int, dst: int, link: Link) -> list[int]:
         """A stream over which the two ends set up their queue pairs, and which ends when one of them does."""
@@ -228,7 +232,8 @@ class Opener:
             undo.pop_all()
             return [sock.detach(), *segment]
 
-    def _prove(self, sock: socket.socket, member: Member, claim: Claim) -> None:
+    def _prove(self, sock: socket.socket, member: Member, claim: Claim) -> bytes:
+        """Both prove who they are; returns the key for what follows on this connection."""
         dialer = handshake.Dialer(self._control.pair_key(member.index), claim)
         deadline, gone = time.monotonic() + DIAL_S, self._gone(member)
         what = f"the channel of ranks {claim.src} to {claim.dst} to {member.name}"
@@ -243,6 +248,7 @@ class Opener:
         if not dialer.check(proof):
             raise RendezvousError(f"{what}: whoever answered is not {member.name}")
         sock.settimeout(None)
+        return dialer.stream_key()
 
 
 def _key(member: Member, link: Link) -> tuple[int, str, str]:

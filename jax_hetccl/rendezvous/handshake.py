@@ -21,6 +21,8 @@ import hmac
 import os
 import struct
 
+from jax_hetccl.rendezvous import keys
+
 _MAGIC = b"HETCCL\x00\x02"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -91,6 +93,10 @@ class Dialer:
         expected = _mac(self._key, b"accept", self._claim, self._nonce, self._answer)
         return hmac.compare_digest(proof, expected)
 
+    def stream_key(self) -> bytes:
+        """The key for what follows on the connection; only its two ends have it."""
+        return keys.stream_key(self._key, self._claim + self._nonce + self._answer)
+
 
 class Acceptor:
     """The side that takes a connection."""
@@ -120,3 +126,7 @@ class Acceptor:
     def proof(self, key: bytes) -> bytes:
         """The fourth message."""
         return _mac(key, b"accept", self._claim, self._dialer_nonce, self._nonce)
+
+    def stream_key(self, key: bytes) -> bytes:
+        """See `Dialer.stream_key`."""
+        return keys.stream_key(key, self._claim + self._dialer_nonce + self._nonce)

@@ -60,3 +60,13 @@ def pair_key(mine: bytes, theirs: bytes, nonce: bytes, members: tuple[str, str])
     private = X25519PrivateKey.from_private_bytes(z85.decode(mine))
     shared = private.exchange(X25519PublicKey.from_public_bytes(z85.decode(theirs)))
     return _hkdf(shared, nonce, ("hetccl channel 1", *sorted(members)))
+
+
+def stream_key(pair: bytes, spoken: bytes) -> bytes:
+    """Returns the key of one connection between two members, for what is encrypted on it.
+
+    Args:
+      pair: their `pair_key`.
+      spoken: what the two said when they met on this connection, fresh nonces of both included.
+    """
+    return _hkdf(pair, spoken, ("hetccl stream 1",))

@@ -1,7 +1,8 @@
 """Setting up incoming channels that block while they do so: the threads "hetccl-setup".
 
-Both ends of an rdma channel try their queue pairs over its stream, for seconds if they do not work. On the accept thread
-one such peer would keep all others waiting, and they would take that for queue pairs that do not work.
+Both ends of an rdma channel try their queue pairs over its stream, for seconds if they do not work, and both ends of TLS
+wait for each other. On the accept thread one such peer would keep all others waiting, and they would take that for queue
+pairs that do not work.
 
 These threads wait for the dialing thread of another process, which waits for a thread like these there, never for one
 that dials: two processes that open channels to each other at once do not wait in a circle. A set-up begins with the last
@@ -17,7 +18,7 @@ import fcntl
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -33,18 +34,18 @@ class Setups:
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
 
-    def start(self, sock: socket.socket, greeting: bytes, act: Callable[[list[int]], None]) -> None:
-        """Sends `greeting`, then calls `act` with a descriptor of `sock`, which it then owns. Returns at once.
+    def start(self, socks: Sequence[socket.socket], act: Callable[[list[int]], None], greeting: bytes = b"") -> None:
+        """Sends `greeting`, then calls `act` with descriptors of `socks`, which it then owns. Returns at once.
 
         Args:
-          sock: the channel's stream; now belongs to this object.
-          greeting: the last message of the handshake.
+          socks: the channel's streams; now belong to this object.
           act: sets up the channel; may block.
+          greeting: the last message of the handshake of an rdma channel, on its only stream.
         """
         with self._lock:
-            self._sockets.add(sock)
-        future = self._pool.submit(self._set_up, sock, greeting, act)
-        future.add_done_callback(lambda _: self._forget(sock))  # also if it is cancelled
+            self._sockets.update(socks)
+        future = self._pool.submit(self._set_up, socks, greeting, act)
+        future.add_done_callback(lambda _: self._forget(socks))  # also if it is cancelled
 
     def close(self) -> None:
         """Ends the streams of what is being set up; does not wait until that has noticed (`join`)."""
@@ -58,17 +59,19 @@ class Setups:
         """Waits for what `close` ended. What is set up may also wait for the engine, so close that first."""
         self._pool.shutdown()
 
-    def _set_up(self, sock: socket.socket, greeting: bytes, act: Callable[[list[int]], None]) -> None:
+    def _set_up(self, socks: Sequence[socket.socket], greeting: bytes, act: Callable[[list[int]], None]) -> None:
         try:
-            sock.sendall(greeting)
-            # A copy, so that `close` can end the stream while `act` waits on it.
-            act([fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 0)])
+            if greeting:
+                socks[0].sendall(greeting)
+            # Copies, so that `close` can end the streams while `act` waits on them.
+            act([fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 0) for sock in socks])
         except OSError as error:
             _log.debug("a connection was dropped: %s", error)
         except Exception:
             _log.exception("a channel could not be set up")
 
-    def _forget(self, sock: socket.socket) -> None:
+    def _forget(self, socks: Sequence[socket.socket]) -> None:
         with self._lock:
-            self._sockets.discard(sock)
-        sock.close()
+            self._sockets.difference_update(socks)
+        for sock in socks:
+            sock.close()

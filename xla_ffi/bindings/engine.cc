@@ -229,21 +229,23 @@ void DefineEngine(nb::module_& module) {
           "add_channel",
           [](EngineObject& self, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
              const std::string& transport, const std::vector<int>& fds,
-             const std::optional<nb::dict>& rdma) {
+             const std::optional<nb::dict>& rdma, const std::vector<nb::bytes>& tls_keys) {
             std::vector<UniqueFd> owned;
             for (int fd : fds) owned.emplace_back(fd);
+            std::vector<std::string> keys;
+            for (const nb::bytes& key : tls_keys) keys.emplace_back(key.c_str(), key.size());
             const transport::rdma::Options options = RdmaOptions(rdma);
             Status status;
             {
-              // A GPU's slots wait until nothing is held, and a queue pair for the peer.
+              // A GPU's slots wait until nothing is held, a queue pair and TLS for the peer.
               nb::gil_scoped_release release;
               status = AddChannel(*self.engine, local_rank, peer_rank, outgoing, transport,
-                                  std::move(owned), options);
+                                  std::move(owned), options, std::move(keys));
             }
             Raise(status);
           },
           nb::kw_only(), "local_rank"_a, "peer_rank"_a, "outgoing"_a, "transport"_a, "fds"_a,
-          "rdma"_a = nb::none())
+          "rdma"_a = nb::none(), "tls_keys"_a = std::vector<nb::bytes>())
       .def("add_plan", &AddPlan, "plan_id"_a, "text"_a, "wire_id"_a, "device_ordinal"_a, "sends"_a,
            "recvs"_a, "fills"_a = std::vector<ZeroTuple>())
       .def(

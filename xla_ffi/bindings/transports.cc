@@ -21,7 +21,7 @@ namespace {
 // What a channel may need of the settings.
 struct Settings {
   transport::Staging staging;
-  bool checksum;
+  transport::tcp::Options tcp;
   transport::rdma::Options rdma;
 };
 
@@ -58,13 +58,13 @@ constexpr Factory kFactories[] = {
     {"tcp",
      [](std::vector<UniqueFd> fds, device::Space& space, const Settings& settings,
         std::unique_ptr<transport::Sender>* out) {
-       return transport::tcp::MakeSender(std::move(fds), space, settings.staging, settings.checksum,
+       return transport::tcp::MakeSender(std::move(fds), space, settings.staging, settings.tcp,
                                          out);
      },
      [](std::vector<UniqueFd> fds, device::Space& space, const Settings& settings,
         std::unique_ptr<transport::Receiver>* out) {
-       return transport::tcp::MakeReceiver(std::move(fds), space, settings.staging,
-                                           settings.checksum, out);
+       return transport::tcp::MakeReceiver(std::move(fds), space, settings.staging, settings.tcp,
+                                           out);
      }},
 };
 
@@ -109,11 +109,15 @@ nb::list RdmaDevices() {
 
 Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
                   const std::string& transport, std::vector<UniqueFd> fds,
-                  const transport::rdma::Options& rdma) {
+                  const transport::rdma::Options& rdma, std::vector<std::string> tls_keys) {
   device::Space& space = engine.SpaceOf(local_rank);
   const EngineOptions& options = engine.options();
-  const Settings settings{
-      {options.staging_slot_bytes, options.staging_slots}, options.checksum, rdma};
+  if (!tls_keys.empty() && transport != "tcp") {
+    return InternalError("a channel over " + transport + " cannot be in TLS; over tcp it can");
+  }
+  Settings settings{{options.staging_slot_bytes, options.staging_slots}, {}, rdma};
+  settings.tcp.checksum = options.checksum;
+  settings.tcp.tls_keys = std::move(tls_keys);
   std::string known;
   for (const Factory& factory : kFactories) {
     known += known.empty() ? "" : ", ";
@@ -172,6 +176,12 @@ void DefineTransports(nb::module_& module) {
       nb::arg("slot_bytes") = transport::shm::kDefaultSlotBytes,
       nb::arg("slots") = transport::shm::kDefaultSlots);
   module.def("rdma_devices", &RdmaDevices);
+  module.def("tls_library", [] {
+    std::string version;
+    Status status = transport::tcp::FindTls(&version);
+    if (!status.ok()) throw std::runtime_error("hetccl: " + status.message());
+    return version;
+  });
   module.attr("GPU_SLOT_BYTES") = transport::shm::kGpuSlotBytes;
   module.attr("GPU_SLOTS") = transport::shm::kGpuSlots;
 }

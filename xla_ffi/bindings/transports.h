@@ -16,11 +16,11 @@
 
 namespace hetccl::bindings {
 
-// An unknown transport is an error that
-// lists the known ones. Setting an rdma channel up waits for the peer: release the GIL.
+// An unknown transport is an error that lists the known ones. Setting an rdma channel or TLS up
+// waits for the peer: release the GIL.
 Status AddChannel(Engine& engine, uint32_t local_rank, uint32_t peer_rank, bool outgoing,
                   const std::string& transport, std::vector<UniqueFd> fds,
-                  const transport::rdma::Options& rdma);
+                  const transport::rdma::Options& rdma, std::vector<std::string> tls_keys);
 
 // The options of an rdma channel from Python's names for them.
 transport::rdma::Options RdmaOptions(const std::optional<nanobind::dict>& rdma);

@@ -42,9 +42,9 @@ inline transport::testing::Pair MakeWire(Wire wire, device::Space& from = HostMe
   Status status;
   if (wire == Wire::kTcp) {
     const transport::Staging staging{4096, 4};
-    status = transport::tcp::MakeSender(std::move(left), from, staging, false, &pair.sender);
+    status = transport::tcp::MakeSender(std::move(left), from, staging, {}, &pair.sender);
     EXPECT_TRUE(status.ok()) << status.message();
-    status = transport::tcp::MakeReceiver(std::move(right), to, staging, false, &pair.receiver);
+    status = transport::tcp::MakeReceiver(std::move(right), to, staging, {}, &pair.receiver);
   } else {
     UniqueFd memfd;
     EXPECT_TRUE(transport::shm::MakeSegment(4096, 4, &memfd).ok());

@@ -10,9 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<UniqueFd> sockets;
   sockets.push_back(std::move(here));
   std::unique_ptr<transport::Sender> sender;
-  fuzz::Require(transport::tcp::MakeSender(std::move(sockets), fuzz::Host(), {},
-                                           /*checksum=*/false, &sender)
-                    .ok());
+  fuzz::Require(transport::tcp::MakeSender(std::move(sockets), fuzz::Host(), {}, {}, &sender).ok());
   static const auto* payload = new std::vector<std::byte>(4 << 20);  // more than the socket takes
   transport::WireHeader header = transport::MakeHeader(transport::MessageType::kData);
   header.payload_bytes = payload->size();

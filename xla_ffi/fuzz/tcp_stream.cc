@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   std::unique_ptr<transport::Receiver> receiver;
   fuzz::Require(
-      transport::tcp::MakeReceiver(std::move(here), fuzz::Host(), {}, checksum, &receiver).ok());
+      transport::tcp::MakeReceiver(std::move(here), fuzz::Host(), {}, {checksum}, &receiver).ok());
   // The further sockets get the end of the input; what the first one gets comes in two parts.
   const size_t share = input.size() / (2 * lanes);
   const auto first = input.Take(input.size() / 4);

@@ -1,9 +1,5 @@
 #include "xla_ffi/transport/tcp/checksum.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <cstdio>
 #include <cstring>
 
@@ -37,21 +33,6 @@ Status Mismatch(const std::string& what, uint32_t found, uint32_t sent) {
   char sums[64];
   std::snprintf(sums, sizeof(sums), " arrived with CRC-32C %08x, sent with %08x", found, sent);
   return Status(ErrorKind::kCorrupt, what + sums);
-}
-
-std::string NameOf(const sockaddr_storage& address) {
-  char host[INET6_ADDRSTRLEN] = {};
-  uint16_t port = 0;
-  if (address.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof(host));
-    port = ntohs(v4.sin_port);
-  } else if (address.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof(host));
-    port = ntohs(v6.sin6_port);
-  }
-  return host[0] == 0 ? "" : std::string(host) + ":" + std::to_string(port);
 }
 
 }  // namespace
@@ -128,17 +109,6 @@ Status ReceiveSums::Received(const iovec* pieces, size_t bytes, size_t* payload)
   }
   NextChunk();
   return Status();
-}
-
-std::string PathName(int fd) {
-  sockaddr_storage peer = {};
-  sockaddr_storage own = {};
-  socklen_t size = sizeof(peer);
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "";
-  size = sizeof(own);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) return "";
-  const std::string from = NameOf(peer);
-  return from.empty() ? "" : from + " to " + NameOf(own);
 }
 
 }  // namespace hetccl::transport::tcp

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "xla_ffi/common/status.h"
 #include "xla_ffi/transport/message.h"
@@ -93,10 +92,6 @@ class ReceiveSums final : public ChunkCursor {
   // chunk is not what its sender sent; the text says which bytes of the lane.
   Status Received(const iovec* pieces, size_t bytes, size_t* payload);
 };
-
-// How a socket's two ends are called: "10.0.0.1:4711 to 10.0.0.2:4712", peer first; empty for local
-// sockets.
-std::string PathName(int fd);
 
 }  // namespace hetccl::transport::tcp
 

@@ -32,8 +32,8 @@ class Wire {
       Connect(&from, &out_);
       Connect(&to, &in_);
     }
-    EXPECT_TRUE(MakeSender(std::move(from), space_, {}, checksum, &sender).ok());
-    EXPECT_TRUE(MakeReceiver(std::move(to), space_, {}, checksum, &receiver).ok());
+    EXPECT_TRUE(MakeSender(std::move(from), space_, {}, {checksum}, &sender).ok());
+    EXPECT_TRUE(MakeReceiver(std::move(to), space_, {}, {checksum}, &receiver).ok());
   }
 
   void PassOn() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <string>
 
 namespace hetccl::transport::tcp {
 namespace {
@@ -47,6 +48,21 @@ void SetBuffer(int fd, int forced_option, int option, const char* limit_path) {
   if (SystemLimit(limit_path) >= size) ::setsockopt(fd, SOL_SOCKET, option, &size, sizeof(size));
 }
 
+std::string NameOf(const sockaddr_storage& address) {
+  char host[INET6_ADDRSTRLEN] = {};
+  uint16_t port = 0;
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof(host));
+    port = ntohs(v4.sin_port);
+  } else if (address.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+    ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof(host));
+    port = ntohs(v6.sin6_port);
+  }
+  return host[0] == 0 ? "" : std::string(host) + ":" + std::to_string(port);
+}
+
 }  // namespace
 
 Stripe StripeOf(size_t payload_bytes, size_t lane, size_t lanes) {
@@ -74,6 +90,26 @@ Status PrepareSockets(const std::vector<UniqueFd>& sockets) {
     }
   }
   return Status();
+}
+
+std::string PathName(int fd) {
+  sockaddr_storage peer = {};
+  sockaddr_storage own = {};
+  socklen_t size = sizeof(peer);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "";
+  size = sizeof(own);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) return "";
+  const std::string from = NameOf(peer);
+  return from.empty() ? "" : from + " to " + NameOf(own);
+}
+
+Status ChangedOnTheWay(size_t lane, size_t lanes, int fd, const Status& status) {
+  std::string link = "stripe " + std::to_string(lane + 1) + " of " + std::to_string(lanes);
+  const std::string path = PathName(fd);
+  if (!path.empty()) link += ", " + path;
+  return Status(status.kind(), "data was changed on the way (" + link + "): " + status.message() +
+                                   "; look for a faulty network device, cable or memory between "
+                                   "these two hosts");
 }
 
 }  // namespace hetccl::transport::tcp

@@ -3,6 +3,7 @@
 #define XLA_FFI_TRANSPORT_TCP_LANES_H_
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
@@ -33,6 +34,12 @@ Stripe StripeOf(size_t payload_bytes, size_t lane, size_t lanes);
 // Makes the sockets non-blocking and sets what suits their path: no delay, and on loopback explicit
 // large buffers (elsewhere the kernel's own tuning follows the path's delay better).
 Status PrepareSockets(const std::vector<UniqueFd>& sockets);
+
+// How a socket's two ends are called: "10.0.0.1:4711 to 10.0.0.2:4712", peer first; empty for local
+// sockets.
+std::string PathName(int fd);
+// An error of what a socket brought, with the socket that it was.
+Status ChangedOnTheWay(size_t lane, size_t lanes, int fd, const Status& status);
 
 }  // namespace hetccl::transport::tcp
 

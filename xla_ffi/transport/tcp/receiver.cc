@@ -1,9 +1,6 @@
 #include "xla_ffi/transport/tcp/receiver.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -17,11 +14,11 @@ constexpr int kMaxPieces = 16;
 
 }  // namespace
 
-TcpReceiver::TcpReceiver(std::vector<UniqueFd> sockets,
+TcpReceiver::TcpReceiver(std::vector<std::unique_ptr<Stream>> streams,
                          std::vector<std::unique_ptr<ReceiveWindow>> windows, bool checksum)
     : staging_(kStagingBytes), header_bytes_(HeaderBytes(checksum)) {
-  for (size_t i = 0; i < sockets.size(); ++i) {
-    lanes_.push_back({std::move(sockets[i]), std::move(windows[i]), ReceiveSums(checksum)});
+  for (size_t i = 0; i < streams.size(); ++i) {
+    lanes_.push_back({std::move(streams[i]), std::move(windows[i]), ReceiveSums(checksum)});
   }
 }
 
@@ -32,14 +29,16 @@ bool TcpReceiver::Quiet() {
 
 std::vector<int> TcpReceiver::poll_fds() const {
   std::vector<int> fds;
-  for (const Lane& lane : lanes_) fds.push_back(lane.fd.get());
+  for (const Lane& lane : lanes_) fds.push_back(lane.stream->fd());
   return fds;
 }
 
 Status TcpReceiver::Peek(const WireHeader** header) {
   *header = nullptr;
   if (!have_header_) {
-    if (staged_end_ - staged_begin_ < header_bytes_) FillStaging();
+    if (staged_end_ - staged_begin_ < header_bytes_) {
+      if (Status status = FillStaging(); !status.ok()) return status;
+    }
     if (staged_end_ - staged_begin_ < header_bytes_) return Status();
     std::memcpy(&header_, staging_.data() + staged_begin_, header_bytes_);
     staged_begin_ += header_bytes_;
@@ -57,21 +56,18 @@ Status TcpReceiver::Peek(const WireHeader** header) {
   return Status();
 }
 
-void TcpReceiver::FillStaging() {
+Status TcpReceiver::FillStaging() {
   if (staged_begin_ > 0) {
     std::memmove(staging_.data(), staging_.data() + staged_begin_, staged_end_ - staged_begin_);
     staged_end_ -= staged_begin_;
     staged_begin_ = 0;
   }
-  while (peer_ == PeerState::kAlive) {
-    const ssize_t count = ::recv(lanes_[0].fd.get(), staging_.data() + staged_end_,
-                                 staging_.size() - staged_end_, MSG_DONTWAIT);
-    if (count > 0) {
-      staged_end_ += count;
-      return;
-    }
-    if (!Retry(count)) return;
-  }
+  if (peer_ != PeerState::kAlive) return Status();
+  const Moved read =
+      lanes_[0].stream->Receive(staging_.data() + staged_end_, staging_.size() - staged_end_);
+  if (read.how != Moved::How::kSome) return Nothing(0, read);
+  staged_end_ += read.bytes;
+  return Status();
 }
 
 void TcpReceiver::Accept(MutablePayload payload) {
@@ -83,7 +79,7 @@ void TcpReceiver::Accept(MutablePayload payload) {
   }
   if (total > kAcknowledgeAbove) {
     // If this cannot be sent the stream is broken or full, and reading will tell.
-    (void)!::send(lanes_[0].fd.get(), &kAcknowledge, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)lanes_[0].stream->Send(&kAcknowledge, 1);
   }
 }
 
@@ -121,12 +117,7 @@ Status TcpReceiver::Take(size_t lane, const iovec* pieces, size_t bytes, Progres
 }
 
 Status TcpReceiver::Named(size_t lane, const Status& status) const {
-  std::string link = "stripe " + std::to_string(lane + 1) + " of " + std::to_string(lanes_.size());
-  const std::string path = PathName(lanes_[lane].fd.get());
-  if (!path.empty()) link += ", " + path;
-  return Status(status.kind(), "data was changed on the way (" + link + "): " + status.message() +
-                                   "; look for a faulty network device, cable or memory between "
-                                   "these two hosts");
+  return ChangedOnTheWay(lane, lanes_.size(), lanes_[lane].stream->fd(), status);
 }
 
 Status TcpReceiver::DrainStaging(Progress* progress) {
@@ -148,31 +139,29 @@ Status TcpReceiver::StepLane(size_t index, Progress* progress) {
   size_t budget = kStepBytes;
   while (budget > 0 && peer_ != PeerState::kLost) {
     iovec pieces[kMaxPieces];
-    msghdr message = {};
-    message.msg_iov = pieces;
-    message.msg_iovlen = Targets(&lane, budget, pieces, kMaxPieces);
-    if (message.msg_iovlen == 0) return Status();
-    const ssize_t count = ::recvmsg(lane.fd.get(), &message, MSG_DONTWAIT);
-    if (count <= 0) {
-      if (Retry(count)) continue;
-      return Status();
-    }
-    if (Status status = Take(index, pieces, count, progress); !status.ok()) return status;
-    budget -= std::min(budget, static_cast<size_t>(count));
+    const int targets = Targets(&lane, budget, pieces, kMaxPieces);
+    if (targets == 0) return Status();
+    const Moved read = lane.stream->Receive(pieces, targets);
+    if (read.how != Moved::How::kSome) return Nothing(index, read);
+    if (Status status = Take(index, pieces, read.bytes, progress); !status.ok()) return status;
+    budget -= std::min(budget, read.bytes);
   }
   return Status();
 }
 
-bool TcpReceiver::Retry(ssize_t result) {
-  if (result == 0) {
-    Lose("it closed the connection without a goodbye");
-    return false;
+Status TcpReceiver::Nothing(size_t lane, const Moved& moved) {
+  switch (moved.how) {
+    case Moved::How::kEnd:
+      Lose("it closed the connection without a goodbye");
+      return Status();
+    case Moved::How::kBroken:
+      Lose(moved.reason);
+      return Status();
+    case Moved::How::kForged:
+      return Named(lane, Status(ErrorKind::kCorrupt, moved.reason));
+    default:
+      return Status();
   }
-  if (errno == EINTR) return true;
-  if (errno != EAGAIN && errno != EWOULDBLOCK) {
-    Lose(ErrnoMessage("the connection to it broke", errno));
-  }
-  return false;
 }
 
 void TcpReceiver::Lose(std::string reason) {
@@ -182,8 +171,8 @@ void TcpReceiver::Lose(std::string reason) {
 }
 
 void TcpReceiver::SayGoodbye() {
-  (void)!::send(lanes_[0].fd.get(), &kGoodbyeByte, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-  for (const Lane& lane : lanes_) ::shutdown(lane.fd.get(), SHUT_WR);
+  (void)lanes_[0].stream->Send(&kGoodbyeByte, 1);
+  for (const Lane& lane : lanes_) lane.stream->EndSending();
 }
 
 // Only a goodbye can be under way, and the end of the stream says nearly the same.

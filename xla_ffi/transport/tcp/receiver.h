@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "xla_ffi/common/fd.h"
 #include "xla_ffi/transport/tcp/checksum.h"
+#include "xla_ffi/transport/tcp/stream.h"
 #include "xla_ffi/transport/transport.h"
 #include "xla_ffi/transport/window.h"
 
 namespace hetccl::transport::tcp {
 
-// The receiving half over one or more stream sockets. Requires prepared sockets.
+// The receiving half over one or more streams. Requires prepared sockets.
 class TcpReceiver final : public Receiver {
  public:
-  // One window for each socket. `checksum`: see checksum.h; the same on both sides.
-  TcpReceiver(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<ReceiveWindow>> windows,
-              bool checksum);
+  // One window for each stream. `checksum`: see checksum.h; the same on both sides.
+  TcpReceiver(std::vector<std::unique_ptr<Stream>> streams,
+              std::vector<std::unique_ptr<ReceiveWindow>> windows, bool checksum);
 
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
@@ -34,7 +34,7 @@ class TcpReceiver final : public Receiver {
 
  private:
   struct Lane {
-    UniqueFd fd;
+    std::unique_ptr<Stream> stream;
     std::unique_ptr<ReceiveWindow> payload;
     ReceiveSums sums;
 
@@ -42,7 +42,7 @@ class TcpReceiver final : public Receiver {
   };
 
   // Reads headers together with what follows them: a small message then costs one system call.
-  void FillStaging();
+  Status FillStaging();
   // Hands staged bytes to the first lane's payload.
   Status DrainStaging(Progress* progress);
   Status StepLane(size_t lane, Progress* progress);
@@ -53,8 +53,8 @@ class TcpReceiver final : public Receiver {
   Status Take(size_t lane, const iovec* pieces, size_t bytes, Progress* progress);
   // Says which link it was that changed something.
   Status Named(size_t lane, const Status& status) const;
-  // Judges a recv result that is not positive: true if the caller should try again.
-  bool Retry(ssize_t result);
+  // What follows from having received nothing on a lane.
+  Status Nothing(size_t lane, const Moved& moved);
   void Lose(std::string reason);
 
   std::vector<Lane> lanes_;

@@ -71,12 +71,12 @@ TEST(TcpReceiver, AsksForAStepWhenASlotIsFreeAndBytesAreThere) {
   int fds[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
   const UniqueFd peer(fds[1]);
-  std::vector<UniqueFd> sockets;
-  sockets.emplace_back(fds[0]);
+  std::vector<std::unique_ptr<Stream>> streams;
+  streams.push_back(PlainStream(UniqueFd(fds[0])));
   SlowSpace space;
   std::vector<std::unique_ptr<ReceiveWindow>> windows(1);
   ASSERT_TRUE(MakeWindow(space, Staging{4096, 2}, &windows[0]).ok());
-  TcpReceiver receiver(std::move(sockets), std::move(windows), /*checksum=*/false);
+  TcpReceiver receiver(std::move(streams), std::move(windows), /*checksum=*/false);
   WireHeader header = MakeHeader(MessageType::kData);
   header.payload_bytes = kBytes;
   std::vector<std::byte> sent(sizeof(header) + kBytes);

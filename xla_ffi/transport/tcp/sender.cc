@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "xla_ffi/transport/tcp/lanes.h"
@@ -17,11 +16,11 @@ constexpr int kMaxPieces = 16;
 
 }  // namespace
 
-TcpSender::TcpSender(std::vector<UniqueFd> sockets,
+TcpSender::TcpSender(std::vector<std::unique_ptr<Stream>> streams,
                      std::vector<std::unique_ptr<SendWindow>> windows, bool checksum)
     : header_bytes_(HeaderBytes(checksum)) {
-  for (size_t i = 0; i < sockets.size(); ++i) {
-    lanes_.push_back({std::move(sockets[i]), std::move(windows[i]), SendSums(checksum)});
+  for (size_t i = 0; i < streams.size(); ++i) {
+    lanes_.push_back({std::move(streams[i]), std::move(windows[i]), SendSums(checksum)});
   }
 }
 
@@ -32,7 +31,7 @@ bool TcpSender::Quiet() {
 
 std::vector<int> TcpSender::poll_fds() const {
   std::vector<int> fds;
-  for (const Lane& lane : lanes_) fds.push_back(lane.fd.get());
+  for (const Lane& lane : lanes_) fds.push_back(lane.stream->fd());
   return fds;
 }
 
@@ -59,7 +58,7 @@ bool TcpSender::peer_has_begun() const {
 
 Status TcpSender::Step(Progress* progress) {
   *progress = {};
-  if (peer_ == PeerState::kLost) return Status();
+  if (peer_ == PeerState::kLost) return forged_;
   bool header_moved = false;
   if (busy_) {
     const size_t header_left = header_left_;
@@ -78,7 +77,7 @@ Status TcpSender::Step(Progress* progress) {
     if (progress->done) busy_ = false;
   }
   if (!progress->done && progress->bytes == 0 && !header_moved) ReadBackwards();
-  return Status();
+  return forged_;
 }
 
 void TcpSender::StepLane(size_t index, Progress* progress) {
@@ -96,38 +95,40 @@ void TcpSender::StepLane(size_t index, Progress* progress) {
     const int gathered = lane.payload->Gather(lane.sums.Limit(budget), of_lane, kMaxPieces - count);
     count += lane.sums.Cover(of_lane, gathered);
     if (count == 0) return;
-    msghdr message = {};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t sent = ::sendmsg(lane.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      const std::string reason = ErrnoMessage("sending to it failed", errno);
+    const Moved sent = lane.stream->Send(pieces, count);
+    if (sent.how == Moved::How::kForged) return Distrust(index, sent.reason);
+    if (sent.how == Moved::How::kNothing) return;
+    if (sent.how != Moved::How::kSome) {
       ReadBackwards();  // a goodbye explains a closed stream
-      if (peer_ == PeerState::kAlive) Lose(reason);
+      if (peer_ == PeerState::kAlive) Lose(sent.reason);
       return;
     }
-    const size_t of_header = std::min(header_left, static_cast<size_t>(sent));
+    const size_t of_header = std::min(header_left, sent.bytes);
     header_left_ -= of_header;
-    const size_t of_payload = lane.sums.Sent(static_cast<size_t>(sent) - of_header);
+    const size_t of_payload = lane.sums.Sent(sent.bytes - of_header);
     lane.payload->Advance(of_payload);
     progress->bytes += of_payload;
-    budget -= std::min(budget, static_cast<size_t>(sent));
+    budget -= std::min(budget, sent.bytes);
   }
 }
 
 void TcpSender::ReadBackwards() {
   char bytes[64];
   while (peer_ == PeerState::kAlive) {
-    const ssize_t count = ::recv(lanes_[0].fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      return Lose(ErrnoMessage("the connection to it broke", errno));
+    const Moved read = lanes_[0].stream->Receive(bytes, sizeof(bytes));
+    switch (read.how) {
+      case Moved::How::kSome:
+        break;
+      case Moved::How::kNothing:
+        return;
+      case Moved::How::kEnd:
+        return Lose("it closed the connection without a goodbye");
+      case Moved::How::kBroken:
+        return Lose(read.reason);
+      case Moved::How::kForged:
+        return Distrust(0, read.reason);
     }
-    if (count == 0) return Lose("it closed the connection without a goodbye");
-    for (ssize_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < read.bytes; ++i) {
       if (bytes[i] == kAcknowledge) ++acknowledged_;
       if (bytes[i] == kGoodbyeByte) peer_ = PeerState::kGoodbye;
     }
@@ -139,13 +140,19 @@ void TcpSender::Lose(std::string reason) {
   lost_reason_ = std::move(reason);
 }
 
+void TcpSender::Distrust(size_t lane, const std::string& reason) {
+  Lose(reason);
+  forged_ = ChangedOnTheWay(lane, lanes_.size(), lanes_[lane].stream->fd(),
+                            Status(ErrorKind::kCorrupt, reason));
+}
+
 void TcpSender::SayGoodbye() {
   if (!busy_ && peer_ == PeerState::kAlive) {
     const CheckedHeader goodbye = Checked(MakeHeader(MessageType::kGoodbye));
     // A full buffer means that the peer is not reading; it will see the end of the stream instead.
-    (void)!::send(lanes_[0].fd.get(), &goodbye, header_bytes_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)lanes_[0].stream->Send(&goodbye, header_bytes_);
   }
-  for (const Lane& lane : lanes_) ::shutdown(lane.fd.get(), SHUT_WR);
+  for (const Lane& lane : lanes_) lane.stream->EndSending();
 }
 
 // Closing a socket whose peer still sends makes the kernel drop what it has not delivered yet.
@@ -154,10 +161,10 @@ bool TcpSender::Drained() {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
     int domain = 0;
     socklen_t size = sizeof(domain);
-    const bool known = ::getsockopt(lane.fd.get(), SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0;
+    const bool known = ::getsockopt(lane.stream->fd(), SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0;
     if (known && domain == AF_UNIX) return true;  // the bytes are the receiver's already
     int unsent = 0;
-    return ::ioctl(lane.fd.get(), SIOCOUTQ, &unsent) != 0 || unsent == 0;
+    return ::ioctl(lane.stream->fd(), SIOCOUTQ, &unsent) != 0 || unsent == 0;
   });
 }
 

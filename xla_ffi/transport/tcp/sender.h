@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "xla_ffi/common/fd.h"
 #include "xla_ffi/transport/tcp/checksum.h"
+#include "xla_ffi/transport/tcp/stream.h"
 #include "xla_ffi/transport/transport.h"
 #include "xla_ffi/transport/window.h"
 
 namespace hetccl::transport::tcp {
 
-// The sending half over one or more stream sockets. Requires prepared sockets.
+// The sending half over one or more streams. Requires prepared sockets.
 class TcpSender final : public Sender {
  public:
-  // One window for each socket. `checksum`: see checksum.h; the same on both sides.
-  TcpSender(std::vector<UniqueFd> sockets, std::vector<std::unique_ptr<SendWindow>> windows,
-            bool checksum);
+  // One window for each stream. `checksum`: see checksum.h; the same on both sides.
+  TcpSender(std::vector<std::unique_ptr<Stream>> streams,
+            std::vector<std::unique_ptr<SendWindow>> windows, bool checksum);
 
   PeerState peer() const override { return peer_; }
   std::string lost_reason() const override { return lost_reason_; }
@@ -34,7 +34,7 @@ class TcpSender final : public Sender {
 
  private:
   struct Lane {
-    UniqueFd fd;
+    std::unique_ptr<Stream> stream;
     std::unique_ptr<SendWindow> payload;
     SendSums sums;
 
@@ -46,6 +46,8 @@ class TcpSender final : public Sender {
   // Reads what the receiver sends back: acknowledgements, its goodbye, the end of the stream.
   void ReadBackwards();
   void Lose(std::string reason);
+  // Something on this lane did not come from the peer.
+  void Distrust(size_t lane, const std::string& reason);
 
   std::vector<Lane> lanes_;
   const size_t header_bytes_;  // with its checksum
@@ -57,6 +59,7 @@ class TcpSender final : public Sender {
   uint64_t acknowledged_ = 0;
   PeerState peer_ = PeerState::kAlive;
   std::string lost_reason_;
+  Status forged_;
 };
 
 }  // namespace hetccl::transport::tcp

@@ -57,7 +57,8 @@ std::pair<UniqueFd, UniqueFd> LoopbackTcpPair() {
   return {std::move(client), std::move(server)};
 }
 
-Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)(), bool checksum = false) {
+Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)(),
+             const tcp::Options& options = {}) {
   std::vector<UniqueFd> left, right;
   for (int i = 0; i < sockets; ++i) {
     auto [a, b] = connect();
@@ -65,9 +66,32 @@ Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)(), bool check
     right.push_back(std::move(b));
   }
   Pair pair;
-  EXPECT_TRUE(tcp::MakeSender(std::move(left), Host(), {}, checksum, &pair.sender).ok());
-  EXPECT_TRUE(tcp::MakeReceiver(std::move(right), Host(), {}, checksum, &pair.receiver).ok());
+  // With TLS each end waits for the other.
+  Status sent;
+  std::thread sender([&, from = &left] {
+    sent = tcp::MakeSender(std::move(*from), Host(), {}, options, &pair.sender);
+  });
+  const Status received = tcp::MakeReceiver(std::move(right), Host(), {}, options, &pair.receiver);
+  sender.join();
+  EXPECT_TRUE(sent.ok()) << sent.message();
+  EXPECT_TRUE(received.ok()) << received.message();
   return pair;
+}
+
+tcp::Options Tls(int sockets, bool checksum = false) {
+  tcp::Options options;
+  options.checksum = checksum;
+  for (int i = 0; i < sockets; ++i) {
+    options.tls_keys.emplace_back(tcp::kTlsKeyBytes, static_cast<char>('a' + i));
+  }
+  return options;
+}
+
+// A key is replaced after every few records.
+tcp::Options TlsOfManyKeys() {
+  tcp::Options options = Tls(1);
+  options.tls_records_per_key = 3;
+  return options;
 }
 
 Pair ShmPair(uint32_t slot_bytes, uint32_t slots) {
@@ -134,8 +158,12 @@ const std::vector<Transport>& Transports() {
       {"tcp1", [] { return TcpPair(1, LoopbackTcpPair); }, 30 << 20},
       {"tcp2", [] { return TcpPair(2, LoopbackTcpPair); }, 60 << 20},
       {"tcp3", [] { return TcpPair(3, LoopbackTcpPair); }, 80 << 20},
-      {"tcp1_checked", [] { return TcpPair(1, LoopbackTcpPair, /*checksum=*/true); }, 30 << 20},
-      {"tcp3_checked", [] { return TcpPair(3, LoopbackTcpPair, /*checksum=*/true); }, 80 << 20},
+      {"tcp1_checked", [] { return TcpPair(1, LoopbackTcpPair, {true}); }, 30 << 20},
+      {"tcp3_checked", [] { return TcpPair(3, LoopbackTcpPair, {true}); }, 80 << 20},
+      {"tls1", [] { return TcpPair(1, LoopbackTcpPair, Tls(1)); }, 30 << 20},
+      {"tls3_checked", [] { return TcpPair(3, LoopbackTcpPair, Tls(3, true)); }, 80 << 20},
+      {"tls_unix", [] { return TcpPair(1, UnixPair, Tls(1)); }, 5 << 20},
+      {"tls_many_keys", [] { return TcpPair(1, UnixPair, TlsOfManyKeys()); }, 5 << 20},
       {"unix", [] { return TcpPair(1, UnixPair); }, 5 << 20},
       {"shm", [] { return ShmPair(shm::kDefaultSlotBytes, shm::kDefaultSlots); }, 20 << 20},
       {"shm_large_slots", [] { return ShmPair(shm::kGpuSlotBytes, shm::kGpuSlots); }, 60 << 20},

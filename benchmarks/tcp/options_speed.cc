@@ -1,7 +1,7 @@
-// What checksums cost on a tcp channel over loopback: GB/s of large messages with and without, by
-// turns, one thread for each half.
+// What checksums and TLS cost on a tcp channel over loopback: GB/s of large messages with and
+// without, by turns, one thread for each half.
 //
-//   bazel run -c opt //xla_ffi/transport/tcp:checksum_speed [sockets]
+//   bazel run -c opt //xla_ffi/transport/tcp:options_speed [sockets]
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -52,15 +52,19 @@ std::pair<UniqueFd, UniqueFd> Connected() {
 // A channel, and the bytes that go over it.
 class Channel {
  public:
-  Channel(int sockets, bool checksum) : from_(kBytes, std::byte{42}), to_(kBytes) {
+  Channel(int sockets, const Options& options) : from_(kBytes, std::byte{42}), to_(kBytes) {
     std::vector<UniqueFd> left, right;
     for (int i = 0; i < sockets; ++i) {
       auto [a, b] = Connected();
       left.push_back(std::move(a));
       right.push_back(std::move(b));
     }
-    Require(MakeSender(std::move(left), space_, {}, checksum, &sender_).ok(), "making a sender");
-    Require(MakeReceiver(std::move(right), space_, {}, checksum, &receiver_).ok(), "a receiver");
+    // With TLS each end waits for the other.
+    std::thread sending([&, from = &left] {
+      Require(MakeSender(std::move(*from), space_, {}, options, &sender_).ok(), "making a sender");
+    });
+    Require(MakeReceiver(std::move(right), space_, {}, options, &receiver_).ok(), "a receiver");
+    sending.join();
   }
 
   // Bytes per second.
@@ -104,17 +108,21 @@ double Median(std::vector<double> values) {
 }
 
 void Run(int sockets) {
-  Channel without(sockets, false), with(sockets, true);
-  std::array<std::vector<double>, 2> rates;
+  Options tls;
+  tls.tls_keys.assign(sockets, std::string(kTlsKeyBytes, 'k'));
+  Channel plain(sockets, {}), checked(sockets, {true}), encrypted(sockets, tls);
+  Channel* const channels[] = {&plain, &checked, &encrypted};
+  std::array<std::vector<double>, 3> rates;
   for (int round = -1; round < kRounds; ++round) {
-    const double plain = without.Measure(), checked = with.Measure();
-    if (round < 0) continue;  // memory is touched for the first time
-    rates[0].push_back(plain / 1e9);
-    rates[1].push_back(checked / 1e9);
+    for (size_t i = 0; i < rates.size(); ++i) {
+      const double rate = channels[i]->Measure() / 1e9;
+      if (round >= 0) rates[i].push_back(rate);  // before, memory is touched for the first time
+    }
   }
-  const double plain = Median(rates[0]), checked = Median(rates[1]);
-  std::printf("%d sockets: %.2f GB/s, with checksums %.2f GB/s (%.0f %%)\n", sockets, plain,
-              checked, 100 * checked / plain);
+  const double without = Median(rates[0]), sums = Median(rates[1]), inside = Median(rates[2]);
+  std::printf(
+      "%d sockets: %.2f GB/s, with checksums %.2f GB/s (%.0f %%), in TLS %.2f GB/s (%.0f %%)\n",
+      sockets, without, sums, 100 * sums / without, inside, 100 * inside / without);
 }
 
 }  // namespace

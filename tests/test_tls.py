@@ -1,0 +1,271 @@
+"""HETCCL_TLS=1: what goes over TCP is encrypted, with a key that only the two ends have."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from meeting import Meeting, config
+from tls_programs import TEXT
+
+from harness.layout import Layout
+from harness.pool import World
+from harness.zygote import Zygote
+from jax_hetccl import _native
+from jax_hetccl._config import resolve
+from jax_hetccl._engines import ensure_tls
+from jax_hetccl._errors import AgreementError, ConfigError, RendezvousError
+from jax_hetccl.connect import Channels
+from jax_hetccl.doctor import GOOD, NOTE, software
+from jax_hetccl.rendezvous import channels, handshake, keys
+from jax_hetccl.rendezvous.acceptor import Acceptor
+from jax_hetccl.routes import Equipment
+
+TWO = "left:1,right:1"
+GIVEN = {"HETCCL_COORDINATOR": "localhost:1", "HETCCL_CLUSTERS": "a:1", "HETCCL_CLUSTER": "a", "HETCCL_TLS": "1"}
+
+
+# --- keys and settings ---------------------------------------------------------------------------
+
+
+def test_both_ends_derive_one_key_and_no_two_connections_the_same() -> None:
+    claim = handshake.Claim(0, 1, 0, 1, 0, 1, "tcp", bytes(8))
+
+    def meet(pair: bytes) -> tuple[bytes, bytes]:
+        dialer = handshake.Dialer(pair, claim)
+        acceptor = handshake.Acceptor(dialer.hello())
+        assert acceptor.check(pair, dialer.proof(acceptor.answer())) == claim
+        assert dialer.check(acceptor.proof(pair))
+        return dialer.stream_key(), acceptor.stream_key(pair)
+
+    (a, b), (c, d) = meet(b"p" * 32), meet(b"p" * 32)
+    assert a == b and c == d and a != c and len(a) == 32
+    assert keys.stream_key(b"q" * 32, b"said") != keys.stream_key(b"p" * 32, b"said")
+
+
+def test_the_setting() -> None:
+    assert resolve({**GIVEN, "HETCCL_TLS": "0"}).tls is False
+    assert resolve(GIVEN).tls is True
+    with pytest.raises(ConfigError, match="HETCCL_TRANSPORT=rdma with HETCCL_TLS=1: .* not encrypted; use auto or tcp"):
+        resolve({**GIVEN, "HETCCL_TRANSPORT": "rdma"})
+
+
+def test_auto_leaves_rdma_out_and_says_why() -> None:
+    found = Equipment.of(resolve(GIVEN)).found
+    assert not found.ports and "HETCCL_TLS=1" in found.missing
+
+
+def test_all_processes_must_agree_on_it() -> None:
+    with Meeting() as meeting:
+        names = ("left/0", "left/1", "right/0")
+        records = [{"agree": {"HETCCL_TLS": value}} for value in (1, 1, 0)]
+        joining = [meeting.start(name, record) for name, record in zip(names, records, strict=True)]
+        for future in joining:
+            with pytest.raises(AgreementError, match="HETCCL_TLS is 1 in left/0 but 0 in right/0"):
+                future.result(30)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure_tls("left/0")
+
+    def missing() -> str:
+        raise RuntimeError("hetccl: no TLS: libssl.so.3: cannot open shared object file")
+
+    monkeypatch.setattr(_native, "tls_library", missing)
+    with pytest.raises(ConfigError, match=r"left/0: no TLS: libssl\.so\.3"):
+        ensure_tls("left/0")
+
+
+def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == GOOD and _native.tls_library() in found.found
+
+    def missing() -> str:
+        raise RuntimeError("hetccl: no TLS: libssl.so.3: cannot open shared object file")
+
+    monkeypatch.setattr(_native, "tls_library", missing)
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == NOTE and found.found == "libssl.so.3: cannot open shared object file"
+
+
+# --- opening channels ----------------------------------------------------------------------------
+
+
+class Opened:
+    """Two members with channels to native engines."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.channels: dict[str, Channels] = {}
+        self.engines: dict[str, _native.Engine] = {}
+        names, acceptors, started = ("left/0", "right/0"), {}, {}
+        for name in names:
+            mine = config(name, meeting.port, clusters=TWO, transport="tcp", tls=True)
+            listening, record = channels.listeners(mine)
+            acceptors[name] = Acceptor(listening), mine
+            started[name] = meeting.start(name, record)
+        for rank, name in enumerate(names):
+            control = meeting.members[name] = started[name].result(20)
+            engine = self.engines[name] = _native.Engine(epoch=control.epoch, abort_grace_s=0.1)
+            engine.set_local_device(0, rank)
+            acceptor, mine = acceptors[name]
+            opener = channels.Opener(mine, control)
+            self.channels[name] = Channels(engine, control, opener, acceptor, {0: 0, 1: 1}, lambda *_: None, tls=True)
+
+    def close(self) -> None:
+        for made in self.channels.values():
+            made.close()
+        for engine in self.engines.values():
+            engine.close(5.0)
+        for made in self.channels.values():
+            made.join()
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    with Meeting(clusters=TWO) as meeting:
+        made = Opened(meeting)
+        yield made
+        made.close()
+
+
+def test_channels_open_both_ways(opened: Opened) -> None:
+    for name, pair in (("left/0", (0, 1)), ("right/0", (1, 0))):
+        opened.channels[name].ensure([pair])
+        assert opened.channels[name].transports()[pair] == "tcp"
+    assert opened.engines["left/0"].failure() is None
+
+
+def test_an_end_without_the_key_gets_no_channel(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after somebody who relays the proofs, and wants to speak for one of the two from then on."""
+    monkeypatch.setattr(handshake.Acceptor, "stream_key", lambda self, key: bytes(32))
+    with pytest.raises(RendezvousError, match="ranks 0 to 1 to right/0: TLS from 127.0.0.1:.*handshake failed"):
+        opened.channels["left/0"].ensure([(0, 1)])
+    assert (0, 1) not in opened.channels["left/0"].transports()
+    opened.channels["right/0"].close()
+    opened.channels["right/0"].join()
+    assert any("no tcp channel from rank 0 to 1: TLS" in record.getMessage() for record in caplog.records)
+
+
+def certified(directory: Path) -> ssl.SSLContext:
+    """A server's context with a certificate that it made itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "right/0")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem, private = directory / "cert.pem", directory / "key.pem"
+    pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem, private)
+    return context
+
+
+def test_a_certificate_does_not_stand_for_the_key(tmp_path: Path) -> None:
+    context = certified(tmp_path)
+    engine = _native.Engine(epoch=1, abort_grace_s=0.1)
+    engine.set_local_device(0, 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(theirs, server_side=True) as stream:
+            stream.recv(1)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with pytest.raises(RuntimeError, match="TLS from 127.0.0.1:.*certificate verify failed"):
+        engine.add_channel(
+            local_rank=0, peer_rank=1, outgoing=True, transport="tcp", fds=[ours.detach()], tls_keys=[bytes(32)]
+        )
+    serving.join(10)
+    assert not serving.is_alive()
+    engine.close(5.0)
+
+
+def test_only_tcp_can_be_in_tls() -> None:
+    engine = _native.Engine(epoch=1, abort_grace_s=0.1)
+    engine.set_local_device(0, 0)
+    with pytest.raises(RuntimeError, match="over shm cannot be in TLS"):
+        engine.add_channel(local_rank=0, peer_rank=1, outgoing=True, transport="shm", fds=[], tls_keys=[bytes(32)])
+    engine.close(5.0)
+
+
+# --- a world -------------------------------------------------------------------------------------
+
+
+class Tap:
+    """Keeps what the loopback interface carries, of all processes. Needs root."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0003))
+        self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+        self._socket.bind(("lo", 0))
+        self._socket.settimeout(0.1)
+        self._found = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                self._found += self._socket.recv(1 << 17).count(TEXT)
+            except TimeoutError:
+                if self._done.is_set():
+                    return
+
+    def found(self) -> int:
+        """Ends; returns how often the text of `tls_programs` went by."""
+        self._done.set()
+        self._thread.join(20)
+        self._socket.close()
+        return self._found
+
+
+def _no_tap() -> str:
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EAFNOSUPPORT):
+            return f"listening to an interface: {error}"
+        raise
+    return ""
+
+
+@pytest.mark.skipif(bool(why := _no_tap()), reason=why or "there is a tap")
+def test_sums_are_the_same_and_only_without_tls_on_the_wire(zygote: Zygote) -> None:
+    repeats, sums, found = 40_000, {}, {}
+    for tls in ("0", "1"):
+        with World(Layout.parse("1/1"), "tcp", zygote=zygote, environment={"HETCCL_TLS": tls}) as world:
+            tap = Tap()
+            replies = world.request(60, op="call", call="tls_programs:summed", arguments={"repeats": repeats})
+            found[tls] = tap.found()
+        sums[tls] = {reply.raw["sum"] for reply in replies}
+        assert {reply.raw["first"] for reply in replies} == {2 * int.from_bytes(TEXT[:2], "little")}
+    assert sums["0"] == sums["1"] and len(sums["1"]) == 1
+    assert found["0"] > repeats / 2, "the tap hears nothing"  # of both directions, however few it keeps
+    assert found["1"] == 0
