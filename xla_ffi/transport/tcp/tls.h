@@ -2,7 +2,7 @@
 //
 // The key is an external pre-shared one (RFC 8446, 2.2), so there are no certificates; (EC)DHE
 // comes on top of it, so that the key alone does not open a recording. The kernel's TLS is not
-// used: it cannot take new keys from OpenSSL, and AES-GCM needs them after 400 GB (decision NN).
+// used: it cannot take new keys from OpenSSL, and AES-GCM needs them after 400 GB (decision 87).
 #ifndef XLA_FFI_TRANSPORT_TCP_TLS_H_
 #define XLA_FFI_TRANSPORT_TCP_TLS_H_
 
