@@ -21,7 +21,6 @@ from tls_programs import TEXT
 
 from harness.layout import Layout
 from harness.pool import World
-from harness.zygote import Zygote
 from jax_hetccl import _native
 from jax_hetccl._config import resolve
 from jax_hetccl._engines import ensure_tls
@@ -257,10 +256,10 @@ def _no_tap() -> str:
 
 
 @pytest.mark.skipif(bool(why := _no_tap()), reason=why or "there is a tap")
-def test_sums_are_the_same_and_only_without_tls_on_the_wire(zygote: Zygote) -> None:
+def test_sums_are_the_same_and_only_without_tls_on_the_wire() -> None:
     repeats, sums, found = 40_000, {}, {}
     for tls in ("0", "1"):
-        with World(Layout.parse("1/1"), "tcp", zygote=zygote, environment={"HETCCL_TLS": tls}) as world:
+        with World(Layout.parse("1/1"), "tcp", environment={"HETCCL_TLS": tls}) as world:
             tap = Tap()
             replies = world.request(60, op="call", call="tls_programs:summed", arguments={"repeats": repeats})
             found[tls] = tap.found()
