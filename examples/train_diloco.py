@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10, help="local steps from one outer step to the next")
-    parser.add_argument("--overlap", action="store_true", help="exchange beside a local step")
+    parser.add_argument("--overlap", action="store_true", help="exchange what a local step begins with")
     parser.add_argument("--wire-dtype", help="bfloat16, float8_e4m3fn or int8")
     given = parser.parse_args()
 
@@ -43,11 +43,11 @@ def main() -> None:
     def loss_of(parameters: Any, rows: jax.Array) -> jax.Array:
         return next_character_loss(nnx.merge(graph, parameters), rows)
 
-    @partial(jax.jit, donate_argnums=(0, 1, 2))
-    def step(parameters: Any, inner_state: Any, outer_state: Any, rows: jax.Array) -> Any:
+    @partial(jax.jit, donate_argnums=(0, 1, 2), static_argnames="due")
+    def step(parameters: Any, inner_state: Any, outer_state: Any, rows: jax.Array, due: tuple[int, ...]) -> Any:
         gradients = jax.grad(loss_of)(parameters, rows)  # of this cluster's rows
         updates, inner_state = inner.update(gradients, inner_state, parameters)
-        parameters, outer_state = outer.apply_updates(parameters, updates, outer_state)
+        parameters, outer_state = outer.apply_updates(parameters, updates, outer_state, due)
         return parameters, inner_state, outer_state
 
     def load(index: int) -> jax.Array:
@@ -58,7 +58,8 @@ def main() -> None:
 
     evaluate, held_out = jax.jit(loss_of), load(given.steps)
     for index in range(given.steps):
-        parameters, inner_state, outer_state = step(parameters, inner_state, outer_state, load(index))
+        due = outer.due(index)  # on most steps nothing: a program without an exchange
+        parameters, inner_state, outer_state = step(parameters, inner_state, outer_state, load(index), due=due)
         jax.block_until_ready(parameters)  # JAX on CPU can deadlock with many steps in flight
         if (index + 1) % given.every == 0 and world.rank_of_device(jax.local_devices()[0]) == 0:
             print(f"step {index + 1:4d}  loss {float(evaluate(outer_state.anchor, held_out)):.4f}", flush=True)

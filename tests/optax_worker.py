@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -273,7 +272,8 @@ def nesterov(anchor: np.ndarray, mean: np.ndarray, trace: np.ndarray) -> tuple[n
 
 def oracle(steps: int, overlap: bool, mixing: float, parts: list[list[str]], form: str | None = None) -> Any:
     """Streaming DiLoCo as its paper tells it, for all clusters, in numpy."""
-    start = {k: v.astype(np.float64) for k, v in begin().items()}
+    # What is rounded to a format must be the program's own bits, or another rounding follows.
+    start = {k: v.astype(np.float32 if form else np.float64) for k, v in begin().items()}
     params = [dict(start) for _ in range(CLUSTERS)]
     anchor, trace = dict(start), {k: np.zeros_like(v) for k, v in start.items()}
     for step in range(1, steps + 1):
@@ -287,7 +287,7 @@ def oracle(steps: int, overlap: bool, mixing: float, parts: list[list[str]], for
                     source = before if overlap else params
                     deltas = [anchor[k] - source[c][k] for c in range(CLUSTERS)]
                     if form:
-                        deltas = [rounded(d.astype(np.float32), form).astype(np.float64) for d in deltas]
+                        deltas = [rounded(d, form).astype(np.float64) for d in deltas]
                     anchor[k], trace[k] = nesterov(anchor[k], sum(deltas) / CLUSTERS, trace[k])
                     for c in range(CLUSTERS):
                         share = mixing if overlap else 0
@@ -299,13 +299,14 @@ def begin() -> Tree:
     return {k: np.asarray(np.random.default_rng(3).standard_normal(SHAPES[k]) * 4, np.float32) for k in ("w", "b", "s")}
 
 
-def train(outer: Any, steps: int) -> tuple[Any, Any]:
-    """Trains; looks after every step that all is as it must be."""
+def train(outer: Any, steps: int, static: bool = False) -> tuple[Any, Any]:
+    """Trains; the host says when outer steps are, or the program finds out."""
     params = place(begin())
     state = outer.init(params)
-    apply = jax.jit(outer.apply_updates, donate_argnums=(0, 2))
+    apply = jax.jit(outer.apply_updates, donate_argnums=(0, 2), static_argnums=3)
     for step in range(1, steps + 1):
-        params, state = jax.block_until_ready(apply(params, place(locally(C, step, begin())), state))
+        due = outer.due(step - 1) if static else None
+        params, state = jax.block_until_ready(apply(params, place(locally(C, step, begin())), state, due))
     return params, state
 
 
@@ -325,7 +326,7 @@ def diloco() -> Any:
     alike = []
     for overlap, mixing, fragments in ((False, 0.0, 1), (True, 0.5, 2)):
         outer = hetccl.optax.diloco(sgd, EVERY, overlap=overlap, mixing=mixing, fragments=fragments, name="d")
-        params, state = train(outer, 2 * EVERY)
+        params, state = train(outer, 2 * EVERY, static=overlap)
         parts = [["b", "s", "w"]] if fragments == 1 else [["b", "s"], ["w"]]
         wanted, anchor = oracle(2 * EVERY, overlap, mixing, parts)
         close(params, wanted[C])
@@ -359,39 +360,6 @@ def averaging() -> Any:
         want = {k: v + sum(m[k].astype(np.float64) for m in moves) / CLUSTERS for k, v in want.items()}
     close(params, want)
     return params
-
-
-def overlapped() -> None:
-    """The exchange of an outer step runs beside the local step: all of it, while left's gradient is being computed."""
-    world, size = hetccl.world(), 1 << 18
-    outer = hetccl.optax.diloco(optax.sgd(1.0), 2, overlap=True, name="overlap")
-    params = {"big": jnp.zeros((size,), jnp.float32)}
-    begun = world.engine.stats()["bytes_received"]
-
-    def compute(step: Any) -> Any:
-        """Left's gradient of the second step takes until what right sends has come; and right sends when it has begun."""
-        if C == 0 and step == 2:
-            hetccl.barrier("left computes")
-            end = time.monotonic() + 30
-            while world.engine.stats()["bytes_received"] - begun < 4 * size:
-                assert time.monotonic() < end, "what right sent has not arrived while left computed"
-                time.sleep(0.01)
-        return np.float32(C)
-
-    @jax.jit
-    def run(params: Any, state: Any, step: Any) -> Any:
-        move = jax.pure_callback(compute, jax.ShapeDtypeStruct((), np.float32), step)
-        return outer.apply_updates(params, jax.tree.map(lambda x: jnp.full_like(x, move), params), state)
-
-    state = outer.init(params)
-    compiled = run.lower(params, state, 0).compile()
-    hetccl.barrier("compiled")
-    for step in (1, 2):
-        if C == 1 and step == 2:
-            hetccl.barrier("left computes")
-        params, state = jax.block_until_ready(compiled(params, state, step))
-    assert float(state.anchor["big"][0]) == (CLUSTERS - 1) / 2
-    assert float(params["big"][0]) == 0.5 * 2 * C + 0.5 * (CLUSTERS - 1) / 2
 
 
 def fewer_bytes() -> None:

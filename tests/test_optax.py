@@ -68,10 +68,6 @@ def test_optax(layout: str, scenario: str, soak: bool) -> None:
     judge(_run(layout, scenarios(layout, soak), quick=layout != "2/1"), scenario)
 
 
-def test_the_exchange_of_an_outer_step_runs_beside_a_local_step() -> None:
-    judge(_run("1/1", ("overlapped",)), "overlapped")
-
-
 def test_different_things_are_an_error_in_all() -> None:
     judge(_run("2/1", ("differing",)), "differing")
 

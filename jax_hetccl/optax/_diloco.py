@@ -37,15 +37,18 @@ class DilocoState(NamedTuple):
 
 
 class Diloco(NamedTuple):
-    """What :func:`diloco` returns: two functions.
+    """What :func:`diloco` returns: three functions.
 
     Attributes:
       init: ``(params) -> state``. The parameters must be the same in all clusters (:func:`hetccl.broadcast`).
-      apply_updates: ``(params, updates, state) -> (params, state)``, in place of ``optax.apply_updates``, in every step.
+      apply_updates: ``(params, updates, state, due=None) -> (params, state)``, in place of ``optax.apply_updates``, in every step.
+        ``due`` is what ``due(step)`` says, static under ``jit``. With None the step counted in the state decides, in the program.
+      due: ``(step) -> fragments``: which fragments have an outer step in local step number ``step``, from 0 on. For the host.
     """
 
     init: Callable[[Any], DilocoState]
-    apply_updates: Callable[[Any, Any, DilocoState], tuple[Any, DilocoState]]
+    apply_updates: Callable[..., tuple[Any, DilocoState]]
+    due: Callable[[int], tuple[int, ...]]
 
 
 def diloco(
@@ -69,7 +72,7 @@ def diloco(
 
     Without ``overlap`` an outer step ends the local step that it falls on, and all clusters' parameters are the new anchor:
     the same bits. With ``overlap`` it uses the parameters from *before* that local step, so its exchange does not wait for
-    the step's gradients and runs beside them; the parameters afterwards are ``mixing`` times the local ones plus ``1 - mixing``
+    the step's gradients and can run beside them; the parameters afterwards are ``mixing`` times the local ones plus ``1 - mixing``
     times the new anchor. Then only the anchors are the same bits (with ``mixing=0`` the parameters too, but that local step is
     lost).
 
@@ -77,14 +80,15 @@ def diloco(
     own, ``every`` apart and spread evenly: the link carries a part at a time. The first outer step of later fragments comes
     earlier.
 
-    Inside ``jax.jit``, outside of ``shard_map``, as :func:`hetccl.sync`. The step is counted in the state; every cluster must
-    call it equally often.
+    Inside ``jax.jit``, outside of ``shard_map``, as :func:`hetccl.sync`; every cluster must call it equally often. Given ``due``,
+    steps with and without an exchange are programs of their own. Without it there is one program with a branch, and what is
+    in a branch overlaps with nothing: pass ``due`` where ``overlap`` is to save time.
 
     Args:
       outer: the outer optimizer, such as ``optax.sgd(0.7, momentum=0.9, nesterov=True)``, the paper's. ``optax.sgd(1.0)``
         averages the parameters.
       every: local steps from one outer step to the next.
-      overlap: whether the exchange runs beside a local step.
+      overlap: whether an outer step uses the parameters from before the local step that it falls on.
       mixing: with ``overlap``, the part of the local parameters in the mixture, 0 to 1.
       fragments: 1 to ``every``.
       weight: the cluster's weight in the mean of the pseudo-gradients; see :func:`hetccl.sync`.
@@ -93,7 +97,7 @@ def diloco(
       name: tells two of them apart.
 
     Returns:
-      The two functions.
+      The three functions.
 
     Raises:
       ConfigError: a number is out of range, or there is no such format.
@@ -105,12 +109,14 @@ def diloco(
       >>> inner = optax.adamw(3e-4)
       >>> outer = hetccl.optax.diloco(optax.sgd(0.7, momentum=0.9, nesterov=True), every=50)
       >>> inner_state, outer_state = inner.init(params), outer.init(params)
-      >>> @jax.jit
-      ... def step(params, inner_state, outer_state, batch):
+      >>> @functools.partial(jax.jit, static_argnames="due")
+      ... def step(params, inner_state, outer_state, batch, due):
       ...     grads = jax.grad(loss_fn)(params, batch)  # this cluster's
       ...     updates, inner_state = inner.update(grads, inner_state, params)
-      ...     params, outer_state = outer.apply_updates(params, updates, outer_state)
+      ...     params, outer_state = outer.apply_updates(params, updates, outer_state, due)
       ...     return params, inner_state, outer_state
+      >>> for i, batch in enumerate(batches):
+      ...     params, inner_state, outer_state = step(params, inner_state, outer_state, batch, due=outer.due(i))
     """
     if not isinstance(every, int) or every < 1:
         raise ConfigError(f"diloco: every={every!r}; it is a whole number of steps, 1 or more")
@@ -143,15 +149,33 @@ def diloco(
         states = (*states[:number], state, *states[number + 1 :])
         return anchor, states, _with_part(residual, part, left) if keeps else None
 
-    def apply_updates(params: Any, updates: Any, state: DilocoState) -> tuple[Any, DilocoState]:
+    def falls_on(number: int, step: Any) -> Any:
+        """Whether a fragment has its outer step in a local step, counted from 1."""
+        return (step - number * every // fragments) % every == 0
+
+    def due_in(step: int) -> tuple[int, ...]:
+        return tuple(n for n in range(fragments) if falls_on(n, step + 1))
+
+    def apply_updates(
+        params: Any, updates: Any, state: DilocoState, due: tuple[int, ...] | None = None
+    ) -> tuple[Any, DilocoState]:
         local = optax.apply_updates(params, updates)
         cut, step = _cut(params, fragments), state.step + 1
-        due = [(step - n * every // fragments) % every == 0 for n in range(fragments)]
-        which = sum(jnp.where(now, n + 1, 0) for n, now in enumerate(due))
         steps = [functools.partial(outer_step, n, part) for n, part in enumerate(cut)]
-        given = (state.anchor, state.outer, state.residual, params if overlap else local)
-        anchor, states, residual = jax.lax.switch(which, [lambda given: given[:3], *steps], given)
-        for part, now in zip(cut, due, strict=True):
+        source = params if overlap else local
+        shared = (state.anchor, state.outer, state.residual)
+        if due is None:
+            happens = [falls_on(n, step) for n in range(fragments)]
+            which = sum(jnp.where(now, n + 1, 0) for n, now in enumerate(happens))
+            shared = jax.lax.switch(which, [lambda given: given[:3], *steps], (*shared, source))
+        else:
+            happens = [n in due for n in range(fragments)]
+            for n in due:
+                shared = steps[n]((*shared, source))
+        anchor, states, residual = shared
+        for part, now in zip(cut, happens, strict=True):
+            if now is False:
+                continue
             after = jax.tree.map(
                 lambda x, a: jnp.where(now, _joined(x, a, mixing if overlap else 0), x),
                 _part_of(local, part),
@@ -160,7 +184,7 @@ def diloco(
             local = _with_part(local, part, after)
         return local, DilocoState(step, anchor, states, residual)
 
-    return Diloco(init, apply_updates)
+    return Diloco(init, apply_updates, due_in)
 
 
 def _joined(local: jax.Array, anchor: jax.Array, mixing: float) -> jax.Array:
