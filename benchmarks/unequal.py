@@ -162,6 +162,7 @@ def main() -> None:
     alone = speed["fast"] + speed["slow"]
     report = {
         **head(sys.argv),
+        "load_average": os.getloadavg()[1],  # of what else the machine did: this run is a part of it
         "rows": {"balanced": fast["rows"], "unbalanced": fast["equal"]},
         "step_ms": {side: seconds[side] * 1e3 for side in SIDES},
         "rows_per_s": speed,
