@@ -103,7 +103,7 @@ def main() -> None:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=30)
-    parser.add_argument("--model", default="width=128,heads=8,layers=4,prompt=256,rows=32", help="sizes")
+    parser.add_argument("--model", default="width=64,heads=1,layers=4,prompt=128,rows=128", help="sizes")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--out", type=pathlib.Path, help="directory for the JSON")
     args = parser.parse_args()
@@ -134,6 +134,7 @@ def main() -> None:
     cache = 2 * 4 * model["rows"] * (model["prompt"] - 1) * model["width"] * model["layers"]
     report = {
         **head(sys.argv),
+        "load_average": os.getloadavg()[1],  # of what else the machine did: this run is a part of it
         "cache_bytes": cache,
         "requests": args.requests,
         "first_token_ms": ms,
