@@ -149,14 +149,16 @@ def test_two_clusters_train_as_one_world(start: Start) -> None:
         assert linked.of(cluster, "eval/total_weights") == stock.of("stock", "eval/total_weights")
 
 
-def test_with_gradient_accumulation(start: Start) -> None:
+def test_with_gradient_accumulation(start: Start, soak: bool) -> None:
+    if not soak:
+        pytest.skip("two more runs of MaxText; runs with --soak")
     options = ("steps=3", "enable_checkpointing=false", "gradient_accumulation_steps=2")
     linked = start("linked", *options, "per_device_batch_size=2")
     assert_one_world(linked, start("stock", *options, "per_device_batch_size=6"))
 
 
-def test_one_cluster_accumulates_and_the_other_does_not(start: Start, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--soak"):
+def test_one_cluster_accumulates_and_the_other_does_not(start: Start, soak: bool) -> None:
+    if not soak:
         pytest.skip("two more runs of MaxText; runs with --soak")
     options = ("steps=3", "enable_checkpointing=false")
     linked = start(
