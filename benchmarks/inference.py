@@ -76,7 +76,10 @@ def worker(options: dict[str, Any]) -> None:
         for layer in staging:
             left = layer.data.cast("B")
             while left:
-                left = left[connection.recv_into(left) :]
+                got = connection.recv_into(left)
+                if not got:
+                    raise ConnectionError("the other cluster has gone")
+                left = left[got:]
         return example.first_token(model, prompts, [jax.device_put(layer) for layer in staging], config)[0]
 
     times: dict[str, list[float]] = {side: [] for side in SIDES}

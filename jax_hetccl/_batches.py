@@ -140,8 +140,8 @@ def balance(batches: Sequence[int], seconds: float, *, multiples: Sequence[int] 
       >>> batch = hetccl.shard_batch(batch, sharding, weights=rows)
     """
     world = session.hooks().world
-    units = _multiples(world, multiples)
-    mine = {"batches": [int(n) for n in batches], "multiples": list(units), "seconds": float(seconds)}
+    given = None if multiples is None else [int(m) for m in multiples]
+    mine = {"batches": [int(n) for n in batches], "multiples": given, "seconds": float(seconds)}
     said = world.control.meet("balance", mine, world.config.arrival_timeout)
     members = world.control.members
     here = world.control.me
@@ -149,9 +149,10 @@ def balance(batches: Sequence[int], seconds: float, *, multiples: Sequence[int] 
         for what in ("batches", "multiples"):
             if theirs[what] != said[0][what]:
                 raise AgreementError(
-                    f"balance: {what} are {tuple(said[0][what])} in {members[0].name}, but {tuple(theirs[what])} in "
+                    f"balance: {what} are {said[0][what]} in {members[0].name}, but {theirs[what]} in "
                     f"{members[member].name}; every process gives the same (this is {members[here].name})"
                 )
+    units = _multiples(world, given)
     if len(batches) != len(world.clusters) or min(mine["batches"]) < 1:
         raise ConfigError(
             f"balance: batches={tuple(batches)}; give the rows of each of the {len(world.clusters)} clusters, as "

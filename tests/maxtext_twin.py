@@ -93,12 +93,18 @@ def check(counts: list[list[int]], accumulation: int) -> None:
 
 def drift() -> None:
     """Of a state that differs between clusters the first one's is kept, in place, before the checkpoint is written."""
-    model, world = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), hetccl.world()
-    expected = np.asarray(model.kernel[...])
+    # More layers than digits: as names they have another order.
+    layers, world = nnx.List([nnx.Linear(3, 2, rngs=nnx.Rngs(i)) for i in range(11)]), hetccl.world()
+    expected = np.stack([layer.kernel[...] for layer in layers])
     if world.cluster == 1:
-        model.kernel[...] = model.kernel[...] * 2
-    drifted, saved = nnx.state(model), []
-    save = state.save(lambda manager, found, *others: saved.append(np.asarray(found["kernel"][...])))
+        for layer in layers:
+            layer.kernel[...] = layer.kernel[...] * 2
+    drifted, saved = nnx.state(layers), []
+
+    def write(_, found, *others) -> None:
+        saved.append(np.stack([found[i]["kernel"][...] for i in range(11)]))
+
+    save = state.save(write)
     config = types.SimpleNamespace(checkpoint_period=2)
     save(None, drifted, config, None, 1)
     assert world.cluster == 0 or (saved[-1] == 2 * expected).all(), "not compared between checkpoints"

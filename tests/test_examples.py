@@ -77,7 +77,7 @@ def test_train_transformer() -> None:
 
 def test_train_diloco() -> None:
     options = ("--steps", "30", "--every", "10", "--overlap", "--wire-dtype", "int8")
-    lines = _run("train_diloco.py", "left=1x1", "right=1x2", options=options)
+    lines = _run("train_diloco.py", "left=2x1", "right=1x2", options=options)
     losses = [float(match[1]) for _, text in lines if (match := re.fullmatch(r"step +\d+  loss (\S+)", text))]
     assert {name for name, _ in lines} == {"left/0"}
     assert len(losses) == 3
@@ -140,11 +140,11 @@ def test_unequal_clusters() -> None:
 def test_checkpoint(tmp_path: Path) -> None:
     """What goes on from a checkpoint has, bit for bit, what a run without a stop has, in every cluster."""
     options = ("--directory", str(tmp_path / "saved"), "--every", "3", "--steps", "8")
-    whole = _lines("checkpoint.py", "left=1x2", "right=1x1", options=options)
+    whole = _lines("checkpoint.py", "left=2x1", "right=1x1", options=options)
     assert ("right/0", "goes on from step 0") in whole
     assert sorted(d.name for d in (tmp_path / "saved").iterdir() if d.name.isdigit()) == ["3", "6"]
     shutil.rmtree(tmp_path / "saved" / "6")  # as if it had ended before
-    rest = _lines("checkpoint.py", "left=1x2", "right=1x1", options=options)
+    rest = _lines("checkpoint.py", "left=2x1", "right=1x1", options=options)
     assert {text for _, text in rest if "goes on" in text} == {"goes on from step 3"}
     states = {int(m[1]): m[0] for _, text in whole if (m := re.match(r"step (\d+): .*", text))}
     assert sorted(states) == list(range(1, 9))

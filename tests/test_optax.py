@@ -15,7 +15,15 @@ from jax_hetccl.syncing import formats
 # Devices of each process of each cluster -> what runs there; with --soak everything runs everywhere.
 CELLS: dict[str, tuple[str, ...]] = {
     "8/3": ("formats", "bytes_on_the_wire", "diloco", "fewer_bytes"),
-    "1+1/2/1": ("formats", "not_finite", "bytes_on_the_wire", "diloco", "diloco_narrow", "fewer_bytes"),
+    "1+1/2/1": (
+        "formats",
+        "not_finite",
+        "bytes_on_the_wire",
+        "diloco",
+        "diloco_narrow",
+        "lost_is_sent_later",
+        "fewer_bytes",
+    ),
     "2/1": (
         "formats",
         "errors_are_sent_later",

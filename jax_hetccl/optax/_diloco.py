@@ -25,7 +25,8 @@ class DilocoState(NamedTuple):
 
     Attributes:
       step: int32, local steps so far.
-      anchor: the parameters that all clusters share, in float32 or wider: the same bits everywhere. What to evaluate and save.
+      anchor: the parameters that all clusters share, in float32 or wider: the same bits everywhere, as far as the clusters'
+        compilers round the outer optimizer's arithmetic alike. What to evaluate and save.
       outer: the outer optimizer's state, one for each fragment; the same bits everywhere.
       residual: float32, what this cluster has not been able to send in the narrow format yet; or None. Each cluster has its own.
     """
@@ -74,7 +75,8 @@ def diloco(
     the same bits. With ``overlap`` it uses the parameters from *before* that local step, so its exchange does not wait for
     the step's gradients and can run beside them; the parameters afterwards are ``mixing`` times the local ones plus ``1 - mixing``
     times the new anchor. Then only the anchors are the same bits (with ``mixing=0`` the parameters too, but that local step is
-    lost).
+    lost). Whether XLA runs both at once is up to its scheduler and is not established: on CPU devices it did not, on GPUs
+    it was not tried (docs/optax.md).
 
     With ``fragments`` the leaves are cut into so many groups of about equal size, in order, each with outer steps of its
     own, ``every`` apart and spread evenly: the link carries a part at a time. The first outer step of later fragments comes
@@ -140,7 +142,7 @@ def diloco(
         """The outer step of one fragment: ``(anchor, outer states, residual, parameters)`` to the first three."""
         anchor, states, residual, params = given
         at = _part_of(anchor, part)
-        moved = jax.tree.map(lambda a, p: a - p.astype(a.dtype), at, _part_of(params, part))
+        moved = jax.tree.map(lambda a, p: _start(a, p.dtype, overlap) - p.astype(a.dtype), at, _part_of(params, part))
         # What the clusters must agree on is in the name: another number would be another exchange at another step.
         agreed = f"{name} every={every} overlap={overlap} fragment={number} of {fragments}"
         average, left = _wire.mean(moved, _part_of(residual, part) if keeps else None, weight, wire, agreed)
@@ -187,10 +189,16 @@ def diloco(
     return Diloco(init, apply_updates, due_in)
 
 
+def _start(anchor: jax.Array, dtype: Any, overlap: bool) -> jax.Array:
+    """What the local steps began with: parameters of a narrower type were the anchor rounded, which is no movement. With
+    ``overlap`` they were a mixture, so that the rounding cannot be told apart."""
+    return anchor if overlap else _wire.rounded(anchor, dtype).astype(anchor.dtype)
+
+
 def _joined(local: jax.Array, anchor: jax.Array, mixing: float) -> jax.Array:
     """The parameters after an outer step."""
     if not mixing:
-        return anchor.astype(local.dtype)
+        return _wire.rounded(anchor, local.dtype)
     return (mixing * local.astype(anchor.dtype) + (1 - mixing) * anchor).astype(local.dtype)
 
 

@@ -47,8 +47,8 @@ def mean(tree: Any, residual: Any, weight: Any, wire_dtype: str | None, name: st
     here = world()
     if len(here.clusters) == 1:
         return jax.tree.unflatten(treedef, leaves), residual
-    kept = [None] * len(leaves) if residual is None else treedef.flatten_up_to(residual)
-    weights = None if weight is None else scalar_weight(weight)
+    kept = [None] * len(leaves) if residual is None else [_no_derivative(r) for r in treedef.flatten_up_to(residual)]
+    weights = None if weight is None else _no_derivative(scalar_weight(weight))
     form = formats.format_of(wire_dtype)
 
     sent = [_contribution(x, r, weights) for x, r in zip(leaves, kept, strict=True)]
@@ -63,7 +63,7 @@ def mean(tree: Any, residual: Any, weight: Any, wire_dtype: str | None, name: st
     for x, leaf, old in zip(sent, leaves, kept, strict=True):
         parts = [next(found) for _ in form.parts]
         values = [form.decode(p) for p in zip(*parts, strict=True)]
-        results.append(_rounded(formats.mean(values, everyones), leaf.dtype))
+        results.append(rounded(formats.mean(values, everyones), leaf.dtype))
         residuals.append(None if old is None else _left(x, values[here.cluster], old, weights))
     return jax.tree.unflatten(treedef, results), None if residual is None else jax.tree.unflatten(treedef, residuals)
 
@@ -94,7 +94,8 @@ def _left(x: jax.Array, sent: jax.Array, old: jax.Array, weight: jax.Array | Non
     return left if weight is None else jnp.where(weight == 0, old, left)
 
 
-def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+def rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """``x`` in a type; the compiler does not take the rounding away."""
     if x.dtype != dtype and (bits := rounding(dtype)) is not None:
         x = lax.reduce_precision(x, *bits)
     return lax.convert_element_type(x, dtype)

@@ -108,7 +108,8 @@ def mean(values: Sequence[jax.Array], weights: Sequence[jax.Array] | None) -> ja
         by: Any = np.float32(1 / len(values))
     else:
         by = reciprocal(functools.reduce(lax.add, weights))
-    return normal(normal(functools.reduce(lax.add, values)) * by)
+    total = functools.reduce(lambda some, one: normal(some + one), values)  # two of bfloat16 may leave a subnormal one
+    return normal(total * by)
 
 
 def normal(x: jax.Array) -> jax.Array:

@@ -35,8 +35,10 @@ def base_environment() -> dict[str, str]:
 
 def _forked(request: dict[str, Any], stderr: int) -> tuple[zygote.Forked, IO[str], IO[str]]:
     """Has a worker forked; returns it with its stdin and stdout."""
-    # With more threads it could not fork.
-    parent = zygote.shared(tuple({**base_environment(), "OPENBLAS_NUM_THREADS": "1"}.items()))
+    # With more threads it could not fork. Clusters differ in the order of sets, so that nothing agreed can depend on it.
+    seed = str(1 + request["setup"]["cluster"] % 2)
+    settings = {**base_environment(), "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+    parent = zygote.shared(tuple(settings.items()))
     requests, mine = os.pipe()
     answers, its = os.pipe()
     try:

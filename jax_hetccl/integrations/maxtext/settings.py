@@ -31,6 +31,14 @@ EQUAL = (
         "num_experts",
         "scan_layers",
     ),
+    *("load_balance_loss_weight", "mtp_loss_scaling_factor", "indexer_loss_scaling_factor", "indexer_sparse_training"),
+    *("training_objective", "enable_dropout", "dropout_rate"),
+    # The model's function, where it does not show in shapes.
+    *("decoder_block", "num_experts_per_tok", "norm_topk_prob", "routed_scaling_factor", "mlp_activations"),
+    *("attention_type", "sliding_window_size", "rope_type", "rope_max_timescale", "final_logits_soft_cap"),
+    *("normalize_embedding_logits", "packing"),
+    # With another order the parts of the data would not be disjoint.
+    *("data_shuffle_seed", "enable_data_shuffling", "num_epoch", "expansion_factor_real_data"),
     *("max_target_length", "dataset_type", "eval_interval", "eval_steps", "eval_start_step", "target_eval_loss"),
     *("enable_checkpointing", "checkpoint_period", "save_checkpoint_on_start", "save_checkpoint_on_completion"),
     "warmup_programs_in_init",
@@ -113,7 +121,7 @@ def refusals(settings: Mapping[str, Any]) -> list[str]:
         )
     if settings.get("eval_interval", -1) > 0 and settings.get("eval_steps", -1) <= 0:
         found.append(
-            f"eval_steps={settings['eval_steps']} with eval_interval: clusters may have unequal numbers of batches; give a number"
+            f"eval_steps={settings['eval_steps']} with eval_interval: clusters may have unequal numbers of batches; give a number that every cluster has"
         )
     if (settings.get("lora") or {}).get("enable_lora"):
         found.append("lora.enable_lora=True: only the parameters of a whole model are synchronised")

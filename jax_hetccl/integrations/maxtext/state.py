@@ -60,5 +60,6 @@ def _equalise(state: Any) -> None:
         hetccl.check_replicas(values)
     except hetccl.MismatchError as error:
         _log.warning("%s The first cluster's state is copied.", str(error).split(" hetccl.check_replicas(")[0])
-        for variable, value in zip(variables, hetccl.broadcast(values).values(), strict=True):
-            variable.set_value(value)
+        first = hetccl.broadcast(values)  # a dict comes back in the order of its keys
+        for variable, name in zip(variables, names, strict=True):
+            variable.set_value(first[name])
