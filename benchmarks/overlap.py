@@ -223,16 +223,16 @@ def _connected(number: int, address: tuple[str, int]) -> socket.socket:
 
 
 class Pair:
-    """Two processes that run steps together."""
+    """Two processes that run steps together; ``cache``: a folder for compiled programs."""
 
-    def __init__(self, side: str, hosts: Any):
+    def __init__(self, side: str, hosts: Any, cache: pathlib.Path):
         self._children = []
         addresses = [hosts.address(0) if hosts else "127.0.0.1", hosts.address(1) if hosts else "127.0.0.1"]
         ports = iter(_free_ports())
         meet, staging = f"{addresses[0]}:{next(ports)}", f"{addresses[0]}:{next(ports)}"
         for number in range(2):
             env = {k: v for k, v in os.environ.items() if not k.startswith(("HETCCL_", "JAX_"))} | {
-                "JAX_PLATFORMS": "cpu", "HETCCL_CLUSTER": "ab"[number], "HETCCL_PROCESS": "0", "HETCCL_CLUSTERS": "a:1,b:1",
+                "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(cache / f"{side}-{number}"), "HETCCL_CLUSTER": "ab"[number], "HETCCL_PROCESS": "0", "HETCCL_CLUSTERS": "a:1,b:1",
                 "HETCCL_COORDINATOR": meet, "HETCCL_SECRET": "0123456789abcdef0123456789abcdef",
                 "HETCCL_TRANSPORT": "tcp" if hosts else "auto",
             }  # fmt: skip
@@ -298,10 +298,12 @@ def network(conditions: dict[str, float] | None) -> Iterator[Any]:
         yield hosts
 
 
-def measure(conditions: dict[str, float] | None, rounds: int, steps: int, profiles: pathlib.Path) -> dict[str, Any]:
-    """Medians over all steps of all rounds, in milliseconds; profiles of some steps go to a folder."""
+def measure(
+    conditions: dict[str, float] | None, rounds: int, steps: int, folder: pathlib.Path, profiles: pathlib.Path
+) -> dict[str, Any]:
+    """Medians over all steps of all rounds, in milliseconds; profiles of some steps go to a folder, compiled programs to another."""
     with network(conditions) as hosts:
-        pairs = {"ours": Pair("ours", hosts), "gloo": Pair("gloo", hosts)}
+        pairs = {side: Pair(side, hosts, folder / "cache") for side in ("ours", "gloo")}
         try:
             sides = {**{way: pairs["ours"] for way in OURS}, "gloo": pairs["gloo"]}
             times: dict[str, list[float]] = {way: [] for way in sides}
@@ -381,22 +383,23 @@ def _covered(spans: list[tuple[float, float]], low: float, high: float) -> float
 
 def plot(found: dict[str, Any], path: pathlib.Path) -> None:
     """Step times, and when exchanges start and end in a step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    links = found["links"]
-    figure, axes = plt.subplots(2, len(links), figsize=(5 * len(links), 6), squeeze=False)
-    for column, (link, r) in enumerate(links.items()):
-        ways = list(r["medians_ms"])
-        axes[0][column].barh(ways[::-1], [r["medians_ms"][way] for way in ways[::-1]])
-        axes[0][column].set(title=link, xlabel="step, ms")
-        for row, way in enumerate(r["traces"]):
-            step = r["traces"][way]["a_step_ms"]
-            for n, (start, done) in enumerate(zip(step["starts"], step["dones"], strict=True)):
-                height = row - 0.35 + 0.7 * n / len(step["starts"])
-                axes[1][column].plot([start, done], [height, height], color=f"C{row}")
-            axes[1][column].axvline(step["starts"][-1], color=f"C{row}", linestyle=":")
-        axes[1][column].set(yticks=range(len(r["traces"])), yticklabels=list(r["traces"]), xlim=(0, None))
-        axes[1][column].set(xlabel="ms in a step: start to done of each exchange\ndotted: the last gradient is there")
+    figure, (bars, lines) = plt.subplots(1, 2, figsize=(11, 3.5))
+    ways = list(found["medians_ms"])[::-1]
+    bars.barh(ways, [found["medians_ms"][way] for way in ways])
+    bars.set(title=found["link"], xlabel="step, ms")
+    for row, traced in enumerate(found["traces"].values()):
+        step = traced["a_step_ms"]
+        for n, (start, done) in enumerate(zip(step["starts"], step["dones"], strict=True)):
+            height = row - 0.35 + 0.7 * n / len(step["starts"])
+            lines.plot([start, done], [height, height], color=f"C{row}")
+        lines.axvline(step["starts"][-1], color=f"C{row}", linestyle=":")
+    lines.set(yticks=range(len(found["traces"])), yticklabels=list(found["traces"]), xlim=(0, None))
+    lines.set(xlabel="ms in a step: start to done of each exchange\ndotted: the last gradient is there")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -404,25 +407,26 @@ def plot(found: dict[str, Any], path: pathlib.Path) -> None:
 def main() -> None:
     """Measures with every link."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for overlap.json and overlap.png")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for overlap-<link>.json and .png")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round; the first does not count")
     parser.add_argument("--links", nargs="*", default=list(NETWORKS), help="some of the links")
-    parser.add_argument("--profiles", type=pathlib.Path, help="folder for the profiles; left out: they are not kept")
+    parser.add_argument("--folder", type=pathlib.Path, help="for profiles and compiled programs; left out: not kept")
     given = parser.parse_args()
-    found: dict[str, Any] = head(sys.argv)
-    found["links"] = {}
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.profiles or pathlib.Path(temporary)
-        for name in given.links:
-            profiles = folder / re.sub(r"\W+", "-", name)
-            found["links"][name] = measure(NETWORKS[name], given.rounds, given.steps, profiles)
-            print(name, json.dumps(found["links"][name]), flush=True)
-            write(given.out, "overlap", found)
-            found["links"][name]["traces"] = {way: trace(profiles / way, TRACED_STEPS) for way in TRACED}
-            write(given.out, "overlap", found)
-    plot(found, given.out / "overlap.png")
+        folder = given.folder or pathlib.Path(temporary)
+        for link in given.links:
+            name = "overlap-" + re.sub(r"\W+", "-", link.replace("/", "").replace(".", "_"))
+            found = {
+                **head(sys.argv),
+                "link": link,
+                **measure(NETWORKS[link], given.rounds, given.steps, folder, folder / name),
+            }
+            print(json.dumps(found), flush=True)
+            found["traces"] = {way: trace(folder / name / way, TRACED_STEPS) for way in TRACED}
+            write(given.out, name, found)
+            plot(found, given.out / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -208,8 +208,10 @@ def buckets() -> Any:
         grads = jax.grad(loss)(p, x)
         every = [[hetccl.sync(grads, **how), *(hetccl.sync(grads, buckets=b, **how) for b in CUTS)] for how in plain]
         link = hetccl.optax.synchronize(wire_dtype="int8", error_feedback=False)
-        cut = hetccl.optax.synchronize(wire_dtype="int8", error_feedback=False, buckets=CUTS[-1], name="cut")
-        return [*every, [link.update(grads, link.init(p), weight=2 + C)[0] for link in (link, cut)]]
+        links = [link]
+        for cut in (3, CUTS[-1]):
+            links.append(hetccl.optax.synchronize(wire_dtype="int8", error_feedback=False, buckets=cut, name=f"{cut}"))
+        return [*every, [link.update(grads, link.init(p), weight=2 + C)[0] for link in links]]
 
     found = jax.jit(program)(params, rows)
     for want, *others in found:
