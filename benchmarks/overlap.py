@@ -39,7 +39,7 @@ from gpu_bench.report import head, write
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKER = "--worker"
 LAYERS, WIDTH, LENGTH, ROWS, VOCABULARY, BUCKETS = 8, 256, 64, 8, 512, 8
-OURS = ("alone", "one", "buckets", "scan_one", "scan", "staged")
+WAYS = ("alone", "one", "buckets", "scan_one", "scan", "staged", "gloo")
 TRACED, TRACED_STEPS = ("one", "buckets"), 4
 NETWORKS: dict[str, dict[str, float] | None] = {
     "shared memory": None,
@@ -299,13 +299,19 @@ def network(conditions: dict[str, float] | None) -> Iterator[Any]:
 
 
 def measure(
-    conditions: dict[str, float] | None, rounds: int, steps: int, folder: pathlib.Path, profiles: pathlib.Path
+    conditions: dict[str, float] | None,
+    ways: list[str],
+    rounds: int,
+    steps: int,
+    cache: pathlib.Path,
+    profiles: pathlib.Path,
 ) -> dict[str, Any]:
     """Medians over all steps of all rounds, in milliseconds; profiles of some steps go to a folder, compiled programs to another."""
     with network(conditions) as hosts:
-        pairs = {side: Pair(side, hosts, folder / "cache") for side in ("ours", "gloo")}
+        side_of = {way: "gloo" if way == "gloo" else "ours" for way in ways}
+        pairs = {side: Pair(side, hosts, cache) for side in dict.fromkeys(side_of.values())}
         try:
-            sides = {**{way: pairs["ours"] for way in OURS}, "gloo": pairs["gloo"]}
+            sides = {way: pairs[side] for way, side in side_of.items()}
             times: dict[str, list[float]] = {way: [] for way in sides}
             totals = {}
             for r in range(rounds + 1):
@@ -327,7 +333,7 @@ def measure(
     return {
         "medians_ms": medians,
         "quartiles_ms": {way: [1e3 * q for q in statistics.quantiles(t, n=4)[::2]] for way, t in times.items()},
-        "buckets_less": {way: 1 - medians["buckets"] / medians[way] for way in ("one", "staged", "gloo")},
+        "buckets_less": {way: 1 - medians["buckets"] / medians[way] for way in medians if way != "buckets"},
         "hidden": 1 - exposed["buckets"] / exposed["one"],
         "steps": {way: len(t) for way, t in times.items()},
     }
@@ -412,7 +418,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round; the first does not count")
     parser.add_argument("--links", nargs="*", default=list(NETWORKS), help="some of the links")
     parser.add_argument("--folder", type=pathlib.Path, help="for profiles and compiled programs; left out: not kept")
+    parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS, help="besides alone, one and buckets")
     given = parser.parse_args()
+    ways = [way for way in WAYS if way in given.ways or way in ("alone", "one", "buckets")]
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or pathlib.Path(temporary)
@@ -421,7 +429,7 @@ def main() -> None:
             found = {
                 **head(sys.argv),
                 "link": link,
-                **measure(NETWORKS[link], given.rounds, given.steps, folder, folder / name),
+                **measure(NETWORKS[link], ways, given.rounds, given.steps, folder / "cache", folder / name),
             }
             print(json.dumps(found), flush=True)
             found["traces"] = {way: trace(folder / name / way, TRACED_STEPS) for way in TRACED}
