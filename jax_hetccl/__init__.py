@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jax_hetccl._reform import waiting_clusters
     from jax_hetccl._replicas import check_replicas
     from jax_hetccl._snapshots import Snapshots
-    from jax_hetccl._sync import sync
+    from jax_hetccl._sync import grad_sync, sync
     from jax_hetccl._world import World, check, world
     from jax_hetccl.collectives import (
         all_gather,
@@ -75,7 +75,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "_reform": ("waiting_clusters",),
     "_replicas": ("check_replicas",),
     "_snapshots": ("Snapshots",),
-    "_sync": ("sync",),
+    "_sync": ("grad_sync", "sync"),
     "collectives": (
         "all_gather",
         "all_to_all",
@@ -120,6 +120,7 @@ __all__ = [
     "broadcast",
     "check",
     "check_replicas",
+    "grad_sync",
     "initialize",
     "local",
     "make_mesh",

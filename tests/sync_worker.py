@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -170,6 +171,104 @@ def step() -> Any:
 
     out = {k: NamedSharding(MESH, SPECS[k]) for k in params}
     return jax.jit(steps, out_shardings=(out, NamedSharding(MESH, P())))(params, data)
+
+
+LAYERS = 4
+
+
+def layers() -> tuple[Any, Any, Callable[..., Any]]:
+    """Parameters (the same everywhere), this cluster's rows, and a loss."""
+    rng = np.random.default_rng(5)
+    made = [rng.standard_normal((12, 12)).astype(np.float32) / 3 for _ in range(LAYERS + 1)]
+    head, *rest = (place(w, P("fsdp" if 12 % N == 0 else None), mesh_of()) for w in made)
+    params = {
+        "head": head,
+        "layers": {k: {"b": place(np.zeros(12, np.float32), P()), "w": w} for k, w in enumerate(rest)},
+    }
+    rows = place(np.random.default_rng(C).standard_normal((12, 12)).astype(np.float32), P())
+
+    @jax.jit  # gradients come out of functions, too
+    def loss(p: Any, x: Any) -> Any:
+        for k in range(LAYERS):
+            x = jax.nn.relu(x @ p["layers"][k]["w"] + p["layers"][k]["b"])
+        return jnp.mean((x @ p["head"] - 1) ** 2)
+
+    return params, rows, loss
+
+
+CUTS = (1, 3, 100, ("head", "layers/3", ""), ("layers", "layers/1", "head"))
+
+
+def buckets() -> Any:
+    """However the leaves are cut into buckets: the bits are those without."""
+    params, rows, loss = layers()
+    plain = [dict(op="sum"), dict(weight=WEIGHTS[C])]
+
+    def program(p: Any, x: Any) -> Any:
+        grads = jax.grad(loss)(p, x)
+        every = [[hetccl.sync(grads, **how), *(hetccl.sync(grads, buckets=b, **how) for b in CUTS)] for how in plain]
+        link = hetccl.optax.synchronize(wire_dtype="int8", error_feedback=False)
+        links = [link]
+        for cut in (3, CUTS[-1]):
+            links.append(hetccl.optax.synchronize(wire_dtype="int8", error_feedback=False, buckets=cut, name=f"{cut}"))
+        return [*every, [link.update(grads, link.init(p), weight=2 + C)[0] for link in links]]
+
+    found = jax.jit(program)(params, rows)
+    for want, *others in found:
+        for got in others:
+            same(got, want)
+    two = jax.jit(lambda t: hetccl.sync(t, "sum", buckets=2, name="moved"))
+    return found, two(params), jax.jit(jax.vmap(two))(jax.tree.map(lambda x: x[None], params))
+
+
+def same(got: Any, want: Any) -> None:
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            assert np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
+
+
+def starts_early() -> None:
+    """The first bucket's start waits for less than the whole backward pass; without buckets it waits for all of it."""
+    params, rows, loss = layers()
+
+    def products(cut: Any, gradients: Any) -> int:
+        run = jax.jit(lambda p, x: hetccl.sync(gradients(p, x), weight=2, buckets=cut, name="early"))
+        text = run.lower(params, rows).compile().as_text()
+        body = text[text.index("\nENTRY ") :].splitlines()
+        names = {m[1]: line for line in body if (m := re.match(r"\s*(?:ROOT )?%?([\w.-]+) = ", line))}
+        todo = [next(name for name, line in names.items() if '"hetccl_exchange_start"' in line)]
+        waited: set[str] = set()
+        while todo:
+            if (name := todo.pop()) not in waited:
+                waited.add(name)
+                todo += [n for n in re.findall(r"[\w.-]+", names[name].split(" = ", 1)[1]) if n in names]
+        # What a sync computes behind its end is none.
+        return sum("transpose(jvp" in line and "dot_general" in line for n, line in names.items() if n not in waited)
+
+    direct, nested = jax.grad(loss), jax.jit(jax.grad(loss))
+    cases = [(None, direct), (LAYERS, direct), (LAYERS, nested), (("head", ""), direct), (("", "layers/0"), direct)]
+    plain, number, inside, named, last = found = [products(*case) for case in cases]
+    assert plain == 0 < number == inside <= named and last < named, found
+
+
+def in_the_backward_loop() -> Any:
+    """A layer's gradient, synced in the trip that computes it: the bits of a sync behind the loop."""
+    params, rows, _ = layers()
+    stack = jax.tree.map(lambda *x: jnp.stack(x), *params["layers"].values())
+    weight = jnp.float32(WEIGHTS[C])
+
+    def loss(p: Any, x: Any, unroll: int, **how: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            w = hetccl.grad_sync(w, **how) if how else w
+            return jax.nn.relu(x @ w["w"] + w["b"]), None
+
+        return jnp.sum(lax.scan(jax.checkpoint(layer), x, p, unroll=unroll)[0] ** 2)
+
+    for unroll, how in ((1, dict(op="sum")), (2, dict(weight=weight))):
+        inside = jax.jit(jax.grad(functools.partial(loss, unroll=unroll, buckets=2, **how)))(stack, rows)
+        alone = jax.jit(jax.grad(functools.partial(loss, unroll=unroll)))(stack, rows)
+        same(inside, jax.jit(functools.partial(hetccl.sync, **how))(alone))
+    return inside
 
 
 def beside_spanning_axes() -> Any:
@@ -368,6 +467,14 @@ def refusals() -> None:
     raises(hetccl.UnsupportedError, "no sum", lambda: hetccl.sync(jax.random.key(0), "sum"))
     inside = jax.shard_map(lambda x: hetccl.sync(x), mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False)
     raises(hetccl.UnsupportedError, "inside a shard_map", lambda: jax.jit(inside)(tree["n"]))
+    for cut, says in (
+        (0, "1 or more"), (True, "a number of buckets"), ("w", "a number of buckets"), ((1, 2), "a number of buckets"),
+        (("w", "w"), "the same prefix twice"), (("w", "b"), "no prefix fits the leaf 'e'"), (("x", ""), "bucket 'x'"),
+    ):  # fmt: skip
+        raises(hetccl.ConfigError, says, lambda cut=cut: hetccl.sync(tree, buckets=cut))
+    raises(hetccl.ConfigError, "no prefix fits", lambda: hetccl.grad_sync(tree, buckets=("w",)))
+    raises(hetccl.ConfigError, "it is mean or sum", lambda: hetccl.grad_sync(tree, "max"))
+    raises(hetccl.ConfigError, "op='mean'", lambda: hetccl.grad_sync(tree, "sum", weight=2))
 
 
 def replicas() -> None:
@@ -495,6 +602,10 @@ def differing() -> None:
     if C == 1:
         both = "['w'] float32[24,12] in 'right', ['w'] float32[12,24] in 'left'"
     raises(hetccl.AgreementError, both, lambda: jax.jit(hetccl.sync)(tree))
+    cut = (("a", "more"), ("more", "a"))[C]
+    first = "bucket 0 is [\"['a']\"] in 'left'" if C == 0 else "[\"['a']\"] in 'left'"
+    raises(hetccl.AgreementError, first, lambda: hetccl.sync(x, "max", buckets=cut))
+    raises(hetccl.AgreementError, "in different buckets", lambda: hetccl.sync(x, "min", buckets=(None, 2)[C]))
     hetccl.check()
     if C == 0:
         assert hetccl.sync({}, name="empty") == {}  # says so, and goes on

@@ -22,10 +22,10 @@ CELLS: dict[str, tuple[str, ...]] = {
     # fsdp=4, tp=2 in one cluster, fsdp=3 in the other.
     "8/3": ("operations", "weighted", "gradients", "bytes_on_the_wire", "no_needless_gather", "step"),
     # Three clusters, one of several processes: one cluster computes each element.
-    "1+1/2/1": ("operations", "weighted", "bytes_on_the_wire", "replicas", "barriers", "batches"),
-    "1+1/1": ("operations", "step", "beside_spanning_axes", "replicas", "bytes_on_the_wire"),
+    "1+1/2/1": ("operations", "weighted", "bytes_on_the_wire", "replicas", "barriers", "batches", "buckets"),
+    "1+1/1": ("operations", "step", "beside_spanning_axes", "replicas", "bytes_on_the_wire", "in_the_backward_loop"),
     "2/1": ("narrow_floats", "other_types", "control_flow", "odd_leaves", "eager_and_donated", "compiled_again",
-            "names", "explicit_axes", "refusals", "gradients"),
+            "names", "explicit_axes", "refusals", "gradients", "buckets", "starts_early", "in_the_backward_loop"),
 }  # fmt: skip
 EVERYWHERE = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))
 # With HETCCL_TEST_PLATFORMS, since GPUs are few.
@@ -33,7 +33,16 @@ _ON_PLATFORMS = {"1/1": EVERYWHERE}
 MORE_LAYOUTS = ("1/1", "4/3", "2+2/3/4")  # with --soak
 # These look at whole arrays, which a process of several does not hold.
 ONE_PROCESS = ("gradients", "control_flow", "odd_leaves")
-MIXED = ("operations", "weighted", "gradients", "step", "beside_spanning_axes", "replicas")
+MIXED = (
+    "operations",
+    "weighted",
+    "gradients",
+    "step",
+    "beside_spanning_axes",
+    "replicas",
+    "buckets",
+    "in_the_backward_loop",
+)
 NAMES = ("left", "right", "third")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.lib.mlir import ir
 
 
 class Combination(Protocol):
@@ -16,6 +17,12 @@ class Combination(Protocol):
 
     def run(self, *arrays: Any, results: tuple[np.dtype, ...], **params: Any) -> Sequence[Any]:
         """Computes the results; traced when the program is lowered."""
+        ...
+
+    def lowered(
+        self, values: Sequence[ir.Value], block: ir.Block, module: ir.Module, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The parameters with which it is run, given what it works on where it is lowered."""
         ...
 
     def tangent(self, which: Sequence[int], weight_moves: bool, params: dict[str, Any]) -> dict[str, Any]:
@@ -82,15 +89,20 @@ def combining_primitive(name: str, rules: Combination) -> Callable[..., list[Any
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
-    return _finished(primitive, abstract_eval, rules.run)
+    return _finished(primitive, abstract_eval, rules.run, rules.lowered)
 
 
-def collecting_primitive(name: str, run: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+# ``(values, block, module, params) -> params``; see ``Combination.lowered``.
+Lowered = Callable[[Sequence[ir.Value], ir.Block, ir.Module, dict[str, Any]], dict[str, Any]]
+
+
+def collecting_primitive(name: str, run: Callable[..., Sequence[Any]], lowered: Lowered) -> Callable[..., list[Any]]:
     """Makes a primitive that gives several copies of each array, one from each place. It has no derivative.
 
     Args:
       name: its name in jaxprs.
       run: computes the results; traced when the program is lowered.
+      lowered: see :class:`Combination`.
 
     Returns:
       The function that binds it: ``(*arrays, copies=n, **params)``; first the copies of the first array, and so on. A
@@ -106,11 +118,15 @@ def collecting_primitive(name: str, run: Callable[..., Sequence[Any]]) -> Callab
         return primitive.bind(*args, copies=copies, **params), [d for d in dims for _ in range(copies)]
 
     batching.primitive_batchers[primitive] = batch
-    return _finished(primitive, abstract_eval, run)
+    return _finished(primitive, abstract_eval, run, lowered)
 
 
-def _finished(primitive: Any, abstract_eval: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., list[Any]]:
+def _finished(
+    primitive: Any, abstract_eval: Callable[..., Any], run: Callable[..., Any], lowered: Lowered
+) -> Callable[..., list[Any]]:
     def lower(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
+        here: Any = ir.InsertionPoint.current
+        params = lowered(args, here.block, ctx.module_context.module, params)
         return mlir.lower_fun(functools.partial(run, **params), multiple_results=True)(ctx, *args)
 
     primitive.def_abstract_eval(abstract_eval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import optax
@@ -22,7 +23,12 @@ class SynchronizeState(NamedTuple):
 
 
 def synchronize(
-    weight: Any = None, wire_dtype: Any = None, *, error_feedback: bool = True, name: str = ""
+    weight: Any = None,
+    wire_dtype: Any = None,
+    *,
+    error_feedback: bool = True,
+    buckets: int | Sequence[str] | None = None,
+    name: str = "",
 ) -> optax.GradientTransformationExtraArgs:
     """The mean of the gradients over all clusters, with :func:`hetccl.sync`.
 
@@ -42,6 +48,7 @@ def synchronize(
         a traced number of tokens. Given in every cluster or in none; it crosses as float32.
       wire_dtype: a format, or None: the gradients' own dtypes. The same in all clusters.
       error_feedback: whether what rounding loses is kept.
+      buckets: see :func:`hetccl.sync`: how the exchange overlaps with the backward pass.
       name: see :func:`hetccl.sync`.
 
     Returns:
@@ -66,7 +73,8 @@ def synchronize(
 
     def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **_: Any) -> tuple[Any, Any]:
         residual = state.residual if keeps else None
-        found, residual = _wire.mean(updates, residual, fixed if weight is None else weight, wire, name)
+        by = fixed if weight is None else weight
+        found, residual = _wire.mean(updates, residual, by, wire, name, buckets)
         return found, SynchronizeState(residual) if keeps else state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 
 from jax_hetccl import session
 from jax_hetccl._errors import UnsupportedError
-from jax_hetccl._sync import scalar_weight, sync
+from jax_hetccl._sync import bucketed, scalar_weight, sync
 from jax_hetccl._world import world
 from jax_hetccl.decompose.common import rounding
 from jax_hetccl.syncing import formats
@@ -22,7 +23,14 @@ def zeros(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros_like(x, np.float32), tree)
 
 
-def mean(tree: Any, residual: Any, weight: Any, wire_dtype: str | None, name: str) -> tuple[Any, Any]:
+def mean(
+    tree: Any,
+    residual: Any,
+    weight: Any,
+    wire_dtype: str | None,
+    name: str,
+    buckets: int | Sequence[str] | None = None,
+) -> tuple[Any, Any]:
     """``sync(tree, weight=weight)``, but what crosses between clusters is ``wire_dtype``.
 
     Each cluster sends its product with the weight, plus the residual, rounded to the format; what was lost by that is
@@ -35,15 +43,17 @@ def mean(tree: Any, residual: Any, weight: Any, wire_dtype: str | None, name: st
       weight: see :func:`hetccl.sync`. With weight 0 nothing is sent, and the residual stays.
       wire_dtype: a name in ``formats.FORMATS``; None: :func:`hetccl.sync`, and the residual stays.
       name: see :func:`hetccl.sync`.
+      buckets: see :func:`hetccl.sync`.
 
     Returns:
       The mean, and the new residual (None if there was none).
     """
     if wire_dtype is None:
-        return sync(tree, weight=weight, name=name), residual
+        return sync(tree, weight=weight, buckets=buckets, name=name), residual
     paths, treedef = jax.tree.flatten_with_path(tree)
     names = [jax.tree_util.keystr(path) for path, _ in paths]
     leaves = [_no_derivative(_checked(label, jnp.asarray(x))) for label, (_, x) in zip(names, paths, strict=True)]
+    cut = bucketed(buckets, [path for path, _ in paths])
     here = world()
     if len(here.clusters) == 1:
         return jax.tree.unflatten(treedef, leaves), residual
@@ -56,7 +66,9 @@ def mean(tree: Any, residual: Any, weight: Any, wire_dtype: str | None, name: st
     for label, x in zip(names, sent, strict=True):
         arrays += form.encode(x)
         labels += [f"{label} {part}".strip() for part in form.parts]
-    found = iter(session.hooks().combiner.gather(labels, arrays, name, wire_dtype))
+    if isinstance(cut, tuple):  # the weight is there first
+        cut = (0,) * (weights is not None) + tuple(n for n in cut for _ in form.parts)
+    found = iter(session.hooks().combiner.gather(labels, arrays, name, wire_dtype, cut))
 
     everyones = None if weights is None else next(found)
     results, residuals = [], []

@@ -255,10 +255,13 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], here: str, th
     pairs = itertools.zip_longest(ours["items"], theirs["items"], fillvalue="no array")
     found = next((p for p in pairs if p[0] != p[1]), None)
     forms = ours.get("wire_dtype"), theirs.get("wire_dtype")
+    buckets = ours.get("buckets", []), theirs.get("buckets", [])
     if forms[0] != forms[1]:  # the arrays differ because of it
         what = f"wire_dtype = {forms[0]} in {here!r}, {forms[1]} in {there!r}"
     elif found is not None:
         what = f"{found[0]} in {here!r}, {found[1]} in {there!r}"
+    elif buckets[0] != buckets[1]:
+        return _other_buckets(*buckets, here, there)
     else:
         what = ", ".join(
             f"{k} = {ours[k]!r} in {here!r}, {theirs[k]!r} in {there!r}" for k in ours if ours[k] != theirs[k]
@@ -266,6 +269,18 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], here: str, th
     return (
         f"sync: {here!r} and {there!r} sync different things: {what}. Every cluster must run the same syncs, of "
         "trees with the same paths, global shapes and dtypes (arrays without elements do not count)."
+    )
+
+
+def _other_buckets(ours: Sequence[Any], theirs: Sequence[Any], here: str, there: str) -> str:
+    """What two clusters' buckets of equal arrays differ in."""
+    pairs = itertools.zip_longest(ours, theirs, fillvalue="nothing")
+    n, (mine, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
+    return (
+        f"sync: {here!r} and {there!r} sync the same arrays in different buckets ({len(ours)} and {len(theirs)}): bucket "
+        f"{n} is {mine} in {here!r}, {other} in {there!r}. Either buckets= differs, or the programs compute the gradients "
+        "in another order, which a number of buckets follows: name the buckets then, alike in all clusters: "
+        "hetccl.sync(..., buckets=('head', 'layers', ...))."
     )
 
 

@@ -16,10 +16,11 @@ from jax.sharding import AxisType, PartitionSpec
 from jax_hetccl import _compat
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl._world import World
-from jax_hetccl.decompose.common import accumulator
+from jax_hetccl.decompose.common import accumulator, unpacked
+from jax_hetccl.ordering import readiness
 from jax_hetccl.syncing.agree import Syncs
 from jax_hetccl.syncing.partition import OPERATION, operation
-from jax_hetccl.syncing.spec import Item, Spec
+from jax_hetccl.syncing.spec import Buckets, Item, Spec, in_order
 
 # Where a sync comes from: the program, or its differentiation. Each has layouts of its own.
 PRIMAL, TANGENT, COTANGENT = "", "tangent", "cotangent"
@@ -37,7 +38,13 @@ class Combiner:
         self._world, self._syncs = world, syncs
 
     def combine(
-        self, op: str, paths: Sequence[str], leaves: Sequence[jax.Array], weight: jax.Array | None, name: str
+        self,
+        op: str,
+        paths: Sequence[str],
+        leaves: Sequence[jax.Array],
+        weight: jax.Array | None,
+        name: str,
+        buckets: Buckets = None,
     ) -> list[jax.Array]:
         """Combines arrays over all clusters.
 
@@ -47,12 +54,14 @@ class Combiner:
           leaves: the arrays, tracers or not.
           weight: the cluster's weight, a float32 scalar.
           name: see ``hetccl.sync``.
+          buckets: how many, or the bucket of each array.
         """
         for path, leaf in zip(paths, leaves, strict=True):
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
                 raise UnsupportedError(f"sync: {path or 'the argument'} is an array of {leaf.dtype}; it has no {op}")
         some = [i for i, leaf in enumerate(leaves) if math.prod(leaf.shape)]
         params = {"op": op, "paths": tuple(paths[i] for i in some), "name": name, "role": PRIMAL}
+        params["buckets"] = _of(buckets, some)
         spec = self._spec([leaves[i] for i in some], [leaves[i].dtype for i in some], weight is not None, **params)
         if refusal := spec.refusal():
             raise UnsupportedError(f"sync: {refusal}")
@@ -72,7 +81,12 @@ class Combiner:
         return results
 
     def gather(
-        self, paths: Sequence[str], leaves: Sequence[jax.Array], name: str, wire_dtype: str
+        self,
+        paths: Sequence[str],
+        leaves: Sequence[jax.Array],
+        name: str,
+        wire_dtype: str,
+        buckets: Buckets = None,
     ) -> list[list[jax.Array]]:
         """Collects every cluster's values; all get the same bits, their own as the others got them.
 
@@ -81,6 +95,7 @@ class Combiner:
           leaves: the arrays, of types that cross as they are.
           name: see ``hetccl.sync``.
           wire_dtype: what the arrays are made of, in which the clusters must agree.
+          buckets: how many, or the bucket of each array.
 
         Returns:
           For each array all clusters' values, in the order of clusters.
@@ -88,6 +103,7 @@ class Combiner:
         clusters = len(self._world.clusters)
         some = [i for i, leaf in enumerate(leaves) if math.prod(leaf.shape)]
         params = {"paths": tuple(paths[i] for i in some), "name": name, "wire_dtype": wire_dtype}
+        params["buckets"] = _of(buckets, some)
         values = [leaves[i] for i in some]
         spec = self._gather_spec(values, **params)
         _refuse_manual(spec)
@@ -126,12 +142,15 @@ class Combiner:
         paths: Any,
         name: str,
         role: str,
+        buckets: Buckets,
+        depths: Sequence[int] = (),
     ) -> Spec:
         clusters = self._world.clusters
         platforms = {c.platform for c in clusters}
+        items = _items(paths, arrays, results)
         return Spec(
             op=op,
-            items=_items(paths, arrays, results),
+            items=items,
             weighted=weighted,
             # Only then do all clusters end with the same bits where platforms round differently; and for three clusters
             # and more it moves fewer bytes.
@@ -139,18 +158,30 @@ class Combiner:
             clusters=len(clusters),
             bucket_bytes=self._bucket_bytes,
             name=" ".join(filter(None, (name, role))),
+            order=_order(buckets, items, depths),
         )
 
-    def _gather_spec(self, arrays: Sequence[Any], *, paths: Sequence[str], name: str, wire_dtype: str) -> Spec:
+    def _gather_spec(
+        self,
+        arrays: Sequence[Any],
+        *,
+        paths: Sequence[str],
+        name: str,
+        wire_dtype: str,
+        buckets: Buckets,
+        depths: Sequence[int] = (),
+    ) -> Spec:
+        items = _items(paths, arrays, [x.dtype for x in arrays])
         return Spec(
             op="gather",
-            items=_items(paths, arrays, [x.dtype for x in arrays]),
+            items=items,
             weighted=False,
             owned=False,
             clusters=len(self._world.clusters),
             bucket_bytes=self._bucket_bytes,
             name=name,
             wire_dtype=wire_dtype,
+            order=_order(buckets, items, depths),
         )
 
     @property
@@ -167,6 +198,9 @@ class _Rules:
 
     def run(self, *arrays: Any, combiner: Combiner, **params: Any) -> list[jax.Array]:
         return combiner.run(*arrays, **params)
+
+    def lowered(self, values: Sequence[Any], block: Any, module: Any, params: dict[str, Any]) -> dict[str, Any]:
+        return _with_depths(values, block, module, params)
 
     def tangent(self, which: Sequence[int], weight_moves: bool, params: dict[str, Any]) -> dict[str, Any]:
         op = params["op"]
@@ -189,15 +223,23 @@ class _Rules:
         raise UnsupportedError("sync under vmap: the weight is one number for the cluster, and cannot be batched")
 
     def _of(self, which: Sequence[int], params: dict[str, Any], role: str) -> dict[str, Any]:
-        return {**params, "paths": tuple(params["paths"][i] for i in which), "role": role}
+        paths = tuple(params["paths"][i] for i in which)
+        return {**params, "paths": paths, "buckets": _of(params["buckets"], which), "role": role}
 
 
 def _run_gather(*arrays: Any, combiner: Combiner, **params: Any) -> list[jax.Array]:
     return combiner.run_gather(*arrays, **params)
 
 
+def _with_depths(values: Sequence[Any], block: Any, module: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """Says how late the arrays become ready, where that decides in which buckets they travel."""
+    if not isinstance(params["buckets"], int):
+        return params
+    return {**params, "depths": readiness.depths(values[: len(params["paths"])], block, module)}
+
+
 _bind = _compat.combining_primitive(OPERATION, _Rules())
-_collect = _compat.collecting_primitive("hetccl_gather", _run_gather)
+_collect = _compat.collecting_primitive("hetccl_gather", _run_gather, _with_depths)
 
 
 def _items(paths: Sequence[str], arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Item, ...]:
@@ -205,6 +247,17 @@ def _items(paths: Sequence[str], arrays: Sequence[Any], results: Sequence[Any]) 
         Item(path, tuple(x.shape), np.dtype(x.dtype), np.dtype(to))
         for path, x, to in zip(paths, arrays, results, strict=True)
     )
+
+
+def _of(buckets: Buckets, which: Sequence[int]) -> Buckets:
+    """The buckets of some of the arrays."""
+    return tuple(buckets[i] for i in which) if isinstance(buckets, tuple) else buckets
+
+
+def _order(buckets: Buckets, items: Sequence[Item], depths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The items' buckets in the order of their starts; without depths (nothing is lowered yet) as if all were ready at once."""
+    sizes = [math.prod(i.shape) * unpacked(i.dtype).itemsize for i in items]
+    return in_order(buckets, sizes, depths or [0] * len(sizes)) if items else ()
 
 
 def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:

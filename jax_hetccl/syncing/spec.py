@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ class Spec:
       bucket_bytes: arrays travel together up to this size.
       name: tells apart syncs of the same arrays that are sharded differently.
       wire_dtype: of a gather, the format in which the arrays hold what the user syncs.
+      order: the user's buckets, as numbers of items, in the order in which they start; empty: there are none.
     """
 
     op: str
@@ -50,6 +52,7 @@ class Spec:
     bucket_bytes: int
     name: str = ""
     wire_dtype: str | None = None
+    order: tuple[tuple[int, ...], ...] = ()
 
     @functools.cached_property
     def key(self) -> int:
@@ -58,14 +61,19 @@ class Spec:
         return fingerprint(
             ("sync", self.op, parts, self.weighted, self.owned, self.clusters, self.bucket_bytes, self.name)
             + ((self.wire_dtype,) if self.wire_dtype else ())
+            + (("order", self.order) if self.order else ())
         )
 
     @property
     def described(self) -> dict[str, Any]:
         """What clusters compare, for people."""
         items = [str(i) for i in self.items]
-        described = {"items": items, "op": self.op, "name": self.name, "weighted": self.weighted}
-        return {**described, "wire_dtype": self.wire_dtype} if self.wire_dtype else described
+        described: dict[str, Any] = {"items": items, "op": self.op, "name": self.name, "weighted": self.weighted}
+        if self.wire_dtype:
+            described["wire_dtype"] = self.wire_dtype
+        if self.order:
+            described["buckets"] = [[self.items[i].path or "x" for i in bucket] for bucket in self.order]
+        return described
 
     @property
     def text(self) -> str:
@@ -107,6 +115,9 @@ class Spec:
     @functools.cached_property
     def buckets(self) -> tuple[tuple[int, ...], ...]:
         """The arrays that travel together, in order; the weight is in the first bucket."""
+        if self.order:
+            first, *rest = self.order
+            return ((len(self.items), *first) if self.weighted else first, *rest)
         order = list(range(len(self.items)))
         order[:0] = [len(self.items)] if self.weighted else []
         result: list[list[int]] = [[]]
@@ -134,3 +145,34 @@ class Spec:
             if self.op in ("max", "min") and jnp.issubdtype(item.dtype, jnp.complexfloating):
                 return f"complex values such as {item} have no order; sync their parts"
         return None
+
+
+# What a user says about buckets: how many, or for each array the number of its bucket; or nothing.
+Buckets = int | tuple[int, ...] | None
+
+
+def in_order(buckets: Buckets, sizes: Sequence[int], depths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The buckets of a sync in the order in which they start.
+
+    Args:
+      buckets: what the user said.
+      sizes: bytes of each array.
+      depths: for each array, how late it becomes ready (``ordering.readiness``); used where ``buckets`` is a number.
+
+    Returns:
+      Numbers of arrays, bucket by bucket, within one in their own order. At most so many buckets as were asked for.
+
+    Example:
+      >>> in_order(2, [4, 4, 4, 4], depths=[7, 5, 3, 3])  # the first layer's gradient comes last
+      ((2, 3), (0, 1))
+    """
+    if buckets is None:
+        return ()
+    if isinstance(buckets, int):
+        number, total, before = [0] * len(sizes), max(1, sum(sizes)), 0
+        for i in sorted(range(len(sizes)), key=lambda i: (depths[i], i)):
+            number[i] = min((2 * before + sizes[i]) * buckets // (2 * total), buckets - 1)
+            before += sizes[i]
+    else:
+        number = list(buckets)
+    return tuple(tuple(i for i, n in enumerate(number) if n == bucket) for bucket in sorted(set(number)))
