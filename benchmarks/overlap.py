@@ -362,7 +362,8 @@ def trace(directory: pathlib.Path, steps: int) -> dict[str, Any]:
                     begins.append(span[0])
                 elif re.match(r"dot\b|\w*fusion", e.name):
                     computing.append(span)
-    begins = sorted(begins)[-steps:]
+    begins = sorted(begins)  # a call is there twice, as its outside and its inside
+    begins = [b for at, b in enumerate(begins) if at == 0 or b - begins[at - 1] > 1][-steps:]
     rows = []
     for begin, end in zip(begins, [*begins[1:], float("inf")], strict=True):
         inside = sorted((b, e, name) for name, b, e in calls if begin <= b < end)
