@@ -105,7 +105,11 @@ class Tls final : public Stream {
   using Stream::Send;
 
   Tls(UniqueFd fd, const TlsOptions& options, const Library& library)
-      : Stream(std::move(fd)), options_(options), library_(library), socket_{this->fd()} {}
+      : Stream(std::move(fd)),
+        path_(PathName(this->fd())),
+        options_(options),
+        library_(library),
+        socket_{this->fd()} {}
   ~Tls() override {
     if (ssl_ != nullptr) library_.free(ssl_);
     Forget();
@@ -126,8 +130,7 @@ class Tls final : public Stream {
   Session* MakeSession() const;
   void Forget() { ::explicit_bzero(options_.key.data(), options_.key.size()); }
   Status Failure(const std::string& reason) const {
-    const std::string path = PathName(fd());
-    return InternalError("TLS" + (path.empty() ? "" : " from " + path) + ": " + reason);
+    return InternalError("TLS" + (path_.empty() ? "" : " from " + path_) + ": " + reason);
   }
   // Before each call of OpenSSL: its errors are kept for each thread, and ours for each call.
   void Clear() {
@@ -138,6 +141,7 @@ class Tls final : public Stream {
   Moved Judge(int result, const char* attempt);
   std::string Reason();
 
+  const std::string path_;  // taken early: a socket that was reset no longer knows its peer
   TlsOptions options_;
   const Library& library_;
   Socket socket_;
@@ -145,6 +149,7 @@ class Tls final : public Stream {
   uint64_t records_ = 0;  // sent with the present key
   std::vector<char> record_;
   Moved forged_;  // stays: nothing moves any more
+  Moved broken_;  // stays for receiving: the socket tells of its error once
 };
 
 Status Tls::Prepare() {
@@ -268,6 +273,7 @@ Moved Tls::Send(const iovec* pieces, int count) {
 
 Moved Tls::Receive(const iovec* pieces, int count) {
   if (forged_.how == Moved::How::kForged) return forged_;
+  if (broken_.how == Moved::How::kBroken) return broken_;
   size_t total = 0;
   for (int i = 0; i < count; ++i) {
     auto* data = static_cast<char*>(pieces[i].iov_base);
@@ -277,6 +283,7 @@ Moved Tls::Receive(const iovec* pieces, int count) {
       const int got = library_.read(ssl_, data, static_cast<int>(std::min<size_t>(left, 1 << 30)));
       if (got <= 0) {
         const Moved why = Judge(got, "the connection to it broke");
+        if (why.how == Moved::How::kBroken) broken_ = why;
         if (total == 0) return why;
         return {Moved::How::kSome, total};  // the next call finds the same
       }
