@@ -235,6 +235,26 @@ TEST_F(Tls, AFlippedBitIsAnErrorOfBothSidesThatNamesTheLink) {
   EXPECT_NE(sent_.message().find("bad record mac"), std::string::npos) << sent_.message();
 }
 
+// Type, version and length are not encrypted, and OpenSSL looks at them first.
+class TlsHead : public Tls, public ::testing::WithParamInterface<size_t> {};
+
+TEST_P(TlsHead, AFlippedBitInARecordsHeadIsAnErrorOfBothSidesToo) {
+  Make(kKey, kKey);
+  ASSERT_TRUE(sent_.ok() && received_.ok());
+  relay_->set_change([](std::string* bytes) { (*bytes)[GetParam()] ^= 0x44; });
+  std::string got;
+  Move(Pattern(100), &got);
+  ASSERT_FALSE(received_.ok());
+  EXPECT_EQ(received_.kind(), ErrorKind::kCorrupt);
+  EXPECT_NE(received_.message().find("stripe 1 of 1"), std::string::npos) << received_.message();
+  Progress progress;
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (sent_.ok() && Clock::now() < deadline) sent_ = sender_->Step(&progress);
+  EXPECT_EQ(sent_.kind(), ErrorKind::kCorrupt) << sent_.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(Bytes, TlsHead, ::testing::Values(0, 1, 3));
+
 TEST_F(Tls, RepeatedBytesAreAnError) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok() && received_.ok());
