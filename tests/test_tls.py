@@ -26,7 +26,7 @@ from jax_hetccl._config import resolve
 from jax_hetccl._engines import ensure_tls
 from jax_hetccl._errors import AgreementError, ConfigError, RendezvousError
 from jax_hetccl.connect import Channels
-from jax_hetccl.doctor import GOOD, NOTE, software
+from jax_hetccl.doctor import BAD, GOOD, NOTE, software
 from jax_hetccl.rendezvous import channels, handshake, keys
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.routes import Equipment
@@ -87,6 +87,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HETCCL_TLS", raising=False)
     [found] = [check for check in software.software_checks() if check.name == "TLS"]
     assert found.state == GOOD and _native.tls_library() in found.found
 
@@ -96,6 +97,12 @@ def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "tls_library", missing)
     [found] = [check for check in software.software_checks() if check.name == "TLS"]
     assert found.state == NOTE and found.found == "libssl.so.3: cannot open shared object file"
+    monkeypatch.setenv("HETCCL_TLS", "1")  # then `initialize` fails
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == BAD and "HETCCL_TLS=1 is set" in found.fix
+    monkeypatch.setenv("HETCCL_TLS", "maybe")
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == BAD and "HETCCL_TLS" in found.found
 
 
 # --- opening channels ----------------------------------------------------------------------------
