@@ -103,6 +103,16 @@ class Config:
         return tuple(f"{name}/{p}" for name, count in self.clusters for p in range(count))
 
     @property
+    def agree(self) -> dict[str, Any]:
+        """What must be equal in all processes, by the names of the settings."""
+        return {
+            "HETCCL_BUCKET_MB": self.bucket_mb,
+            "HETCCL_AXES": sorted(self.axes),
+            "HETCCL_CHECKSUM": int(self.checksum),
+            "HETCCL_TLS": int(self.tls),
+        }
+
+    @property
     def coordinator_text(self) -> str:
         """The coordinator as `host:port`, with brackets around an IPv6 address."""
         host, port = self.coordinator
@@ -174,7 +184,9 @@ _SETTINGS = (
         "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
     ),
     _Setting("checksum", _values.flag, "1: a bit that flips on a tcp connection is an error; equal everywhere"),
-    _Setting("tls", _values.flag, "1: data between hosts is encrypted (TLS 1.3 over tcp, no rdma); equal everywhere"),
+    _Setting(
+        "tls", _values.flag, "1: data between clusters is encrypted (TLS 1.3 over tcp, no rdma); equal everywhere"
+    ),
     _Setting(
         "keep_memory_mb", _values.not_negative, "MB of freed memory that CPU clusters keep, 0: none (default 1024)"
     ),

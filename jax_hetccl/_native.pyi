@@ -227,7 +227,7 @@ class Engine:
             ways, which takes 20 s at most; the GIL is released meanwhile.
           tls_keys: for "tcp", 32 bytes for each socket, which its two ends alone have and use for nothing else: what
             goes over the sockets is in TLS 1.3. Both ends are in this call at the same time then; it waits at most 60 s
-            for the other. Empty: no TLS.
+            for the handshakes of all sockets. Empty: no TLS.
 
         Raises:
           RuntimeError: unknown transport, unusable descriptors, the channel exists, or the engine is closed. "rdma":

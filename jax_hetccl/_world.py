@@ -365,19 +365,13 @@ def form(
         undo.callback(_end, "taking channels", acceptor.join)
         undo.callback(_end, "closing the acceptor", acceptor.close)
         versions = {name: _version(name) for name in ("jax", "jax_hetccl")}
-        agree = {
-            "HETCCL_BUCKET_MB": job.bucket_mb,
-            "HETCCL_AXES": sorted(job.axes),
-            "HETCCL_CHECKSUM": int(job.checksum),
-            "HETCCL_TLS": int(job.tls),
-        }
         equipment = Equipment.of(job)
         record = {
             **reach,
             "rdma": equipment.record(),
             "versions": versions,
             "python": sys.version.split()[0],
-            "agree": agree,
+            "agree": job.agree,
         }
         control = meet(job, record)
         if known_s is not None:

@@ -260,9 +260,13 @@ class Channels(AcceptorHooks):
         try:
             self._add_incoming(claim, fds, **more)
         except RuntimeError as error:
-            level = logging.INFO if claim.transport == "rdma" else logging.WARNING
+            closing = self._closing.is_set()
+            level = logging.INFO if claim.transport == "rdma" or closing else logging.WARNING
             why = str(error).removeprefix("hetccl: ")
             _log.log(level, "no %s channel from rank %d to %d: %s", claim.transport, *pair, why)
+            # Of a handshake that failed the dialer knows too; of slots that could not be made it does not.
+            if claim.transport == "tcp" and not why.startswith(("TLS", "no TLS")) and not closing:
+                self._report("internal", _not_set_up(claim, why))
         else:
             with self._lock:
                 self._incoming[pair] = claim.transport
@@ -283,9 +287,13 @@ class Channels(AcceptorHooks):
         except Exception as error:
             if self._closing.is_set():  # the engine ends what this waits for
                 return
-            message = f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {error}"
+            message = _not_set_up(claim, error)
             _log.exception("%s", message)
             self._report("internal", message)
+
+
+def _not_set_up(claim: Claim, why: object) -> str:
+    return f"the channel of ranks {claim.src} to {claim.dst} could not be set up: {why}"
 
 
 def _close(fds: Iterable[int]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
-from meeting import Meeting
+from meeting import Meeting, config
 from native_calls import add_plan, current_engine, header, read, swap_and_check
 
 from jax_hetccl import _native
@@ -114,9 +114,11 @@ def test_a_flipped_bit_names_the_link(streams: tuple[_native.Engine, Streams], p
 
 def test_all_processes_must_agree_on_it() -> None:
     with Meeting() as meeting:
-        names = ("left/0", "left/1", "right/0")
-        records = [{"agree": {"HETCCL_CHECKSUM": value}} for value in (0, 0, 1)]
-        joining = [meeting.start(name, record) for name, record in zip(names, records, strict=True)]
+        with_it = {"left/0": False, "left/1": False, "right/0": True}
+        joining = [
+            meeting.start(name, {"agree": config(name, meeting.port, checksum=given).agree})
+            for name, given in with_it.items()
+        ]
         for future in joining:
             with pytest.raises(AgreementError, match="HETCCL_CHECKSUM is 0 in left/0 but 1 in right/0"):
                 future.result(30)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from cryptography import x509
@@ -26,8 +29,8 @@ from jax_hetccl._config import resolve
 from jax_hetccl._engines import ensure_tls
 from jax_hetccl._errors import AgreementError, ConfigError, RendezvousError
 from jax_hetccl.connect import Channels
-from jax_hetccl.doctor import GOOD, NOTE, software
-from jax_hetccl.rendezvous import channels, handshake, keys
+from jax_hetccl.doctor import BAD, GOOD, NOTE, software
+from jax_hetccl.rendezvous import channels, handshake, keys, setups
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.routes import Equipment
 
@@ -67,9 +70,11 @@ def test_auto_leaves_rdma_out_and_says_why() -> None:
 
 def test_all_processes_must_agree_on_it() -> None:
     with Meeting() as meeting:
-        names = ("left/0", "left/1", "right/0")
-        records = [{"agree": {"HETCCL_TLS": value}} for value in (1, 1, 0)]
-        joining = [meeting.start(name, record) for name, record in zip(names, records, strict=True)]
+        with_it = {"left/0": True, "left/1": True, "right/0": False}
+        joining = [
+            meeting.start(name, {"agree": config(name, meeting.port, tls=given).agree})
+            for name, given in with_it.items()
+        ]
         for future in joining:
             with pytest.raises(AgreementError, match="HETCCL_TLS is 1 in left/0 but 0 in right/0"):
                 future.result(30)
@@ -87,6 +92,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HETCCL_TLS", raising=False)
     [found] = [check for check in software.software_checks() if check.name == "TLS"]
     assert found.state == GOOD and _native.tls_library() in found.found
 
@@ -96,6 +102,12 @@ def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "tls_library", missing)
     [found] = [check for check in software.software_checks() if check.name == "TLS"]
     assert found.state == NOTE and found.found == "libssl.so.3: cannot open shared object file"
+    monkeypatch.setenv("HETCCL_TLS", "1")  # then `initialize` fails
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == BAD and "HETCCL_TLS=1 is set" in found.fix
+    monkeypatch.setenv("HETCCL_TLS", "maybe")
+    [found] = [check for check in software.software_checks() if check.name == "TLS"]
+    assert found.state == BAD and "HETCCL_TLS" in found.found
 
 
 # --- opening channels ----------------------------------------------------------------------------
@@ -106,6 +118,7 @@ class Opened:
 
     def __init__(self, meeting: Meeting) -> None:
         self.channels: dict[str, Channels] = {}
+        self.reported: dict[str, list[tuple[str, str]]] = {}
         self.engines: dict[str, _native.Engine] = {}
         names, acceptors, started = ("left/0", "right/0"), {}, {}
         for name in names:
@@ -119,7 +132,16 @@ class Opened:
             engine.set_local_device(0, rank)
             acceptor, mine = acceptors[name]
             opener = channels.Opener(mine, control)
-            self.channels[name] = Channels(engine, control, opener, acceptor, {0: 0, 1: 1}, lambda *_: None, tls=True)
+            reported = self.reported[name] = []
+            self.channels[name] = Channels(
+                engine,
+                control,
+                opener,
+                acceptor,
+                {0: 0, 1: 1},
+                lambda *report, reported=reported: reported.append(report),
+                tls=True,
+            )
 
     def close(self) -> None:
         for made in self.channels.values():
@@ -156,6 +178,53 @@ def test_an_end_without_the_key_gets_no_channel(
     opened.channels["right/0"].close()
     opened.channels["right/0"].join()
     assert any("no tcp channel from rank 0 to 1: TLS" in record.getMessage() for record in caplog.records)
+    assert not opened.reported["right/0"], "the dialer knows"
+
+
+class WithoutSlots:
+    """An engine that does the handshakes of a channel, and then cannot make its slots."""
+
+    def __init__(self, engine: _native.Engine) -> None:
+        self._engine = engine
+
+    def add_channel(self, **channel: Any) -> None:
+        self._engine.add_channel(**channel)
+        raise RuntimeError("hetccl: no memory for slots")
+
+
+def test_a_failure_behind_the_handshake_is_reported(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = opened.channels["right/0"]
+    monkeypatch.setattr(right, "_engine", WithoutSlots(opened.engines["right/0"]))
+    opened.channels["left/0"].ensure([(0, 1)])
+    deadline = time.monotonic() + 20
+    while not opened.reported["right/0"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert opened.reported["right/0"] == [
+        ("internal", "the channel of ranks 0 to 1 could not be set up: no memory for slots")
+    ]
+
+
+def test_without_descriptors_none_is_lost() -> None:
+    class Full(socket.socket):
+        def dup(self) -> socket.socket:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    def started(socks: list[socket.socket]) -> list[list[int]]:
+        acted: list[list[int]] = []
+        made = setups.Setups()
+        made.start(socks, acted.append)
+        made.join()
+        return acted
+
+    (first, peer), before = socket.socketpair(), len(os.listdir("/proc/self/fd"))
+    with peer, Full() as full:
+        assert not started([first, full])
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+    first, peer = socket.socketpair()
+    with peer:
+        [[descriptor]] = started([first])
+        os.close(descriptor)
+        assert peer.recv(1) == b"", "the copy was the last"
 
 
 def certified(directory: Path) -> ssl.SSLContext:
@@ -190,6 +259,8 @@ def test_a_certificate_does_not_stand_for_the_key(tmp_path: Path) -> None:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
 
+    theirs.settimeout(20)
+
     def serve() -> None:
         with contextlib.suppress(OSError), context.wrap_socket(theirs, server_side=True) as stream:
             stream.recv(1)
@@ -217,32 +288,36 @@ def test_only_tcp_can_be_in_tls() -> None:
 
 
 class Tap:
-    """Keeps what the loopback interface carries, of all processes. Needs root."""
+    """Counts the text of `tls_programs` in what the loopback interface carries, of all processes. Needs root.
+
+    A context manager; `found` is complete behind it.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0003))
         self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
         self._socket.bind(("lo", 0))
         self._socket.settimeout(0.1)
-        self._found = 0
+        self.found = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._listen)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(20)
+        self._socket.close()
 
     def _listen(self) -> None:
         while True:
             try:
-                self._found += self._socket.recv(1 << 17).count(TEXT)
+                self.found += self._socket.recv(1 << 17).count(TEXT)
             except TimeoutError:
                 if self._done.is_set():
                     return
-
-    def found(self) -> int:
-        """Ends; returns how often the text of `tls_programs` went by."""
-        self._done.set()
-        self._thread.join(20)
-        self._socket.close()
-        return self._found
 
 
 def _no_tap() -> str:
@@ -259,10 +334,9 @@ def _no_tap() -> str:
 def test_sums_are_the_same_and_only_without_tls_on_the_wire() -> None:
     repeats, sums, found = 40_000, {}, {}
     for tls in ("0", "1"):
-        with World(Layout.parse("1/1"), "tcp", environment={"HETCCL_TLS": tls}) as world:
-            tap = Tap()
+        with World(Layout.parse("1/1"), "tcp", environment={"HETCCL_TLS": tls}) as world, Tap() as tap:
             replies = world.request(60, op="call", call="tls_programs:summed", arguments={"repeats": repeats})
-            found[tls] = tap.found()
+        found[tls] = tap.found
         sums[tls] = {reply.raw["sum"] for reply in replies}
         assert {reply.raw["first"] for reply in replies} == {2 * int.from_bytes(TEXT[:2], "little")}
     assert sums["0"] == sums["1"] and len(sums["1"]) == 1

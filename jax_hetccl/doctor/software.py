@@ -8,6 +8,8 @@ import platform
 import re
 import shutil
 
+from jax_hetccl._config import lookup
+from jax_hetccl._errors import ConfigError
 from jax_hetccl.doctor.check import BAD, GOOD, NOTE, Check
 
 # As in pyproject.toml, for people who installed without its checks.
@@ -60,7 +62,11 @@ def _native() -> Check:
 
 
 def _tls() -> Check:
-    """What HETCCL_TLS=1 would use."""
+    """What HETCCL_TLS=1 uses, or would use."""
+    try:
+        wanted = lookup("tls").get("tls", False)
+    except ConfigError as error:
+        return Check("TLS", str(error).splitlines()[1].strip(" -"), BAD, "correct or unset the variable")
     try:
         native = importlib.import_module("jax_hetccl._native")
     except ImportError:
@@ -69,6 +75,10 @@ def _tls() -> Check:
         return Check("TLS", f"{native.tls_library()}, for HETCCL_TLS=1; not the kernel's")
     except RuntimeError as error:
         why = str(error).removeprefix("hetccl: no TLS: ")
+        if wanted:
+            return Check(
+                "TLS", why, BAD, "HETCCL_TLS=1 is set: apt-get install libssl3, or set HETCCL_TLS=0 everywhere"
+            )
         return Check("TLS", why, NOTE, "needed for HETCCL_TLS=1 only")
 
 

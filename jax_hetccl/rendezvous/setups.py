@@ -6,15 +6,15 @@ pairs that do not work.
 
 These threads wait for the dialing thread of another process, which waits for a thread like these there, never for one
 that dials: two processes that open channels to each other at once do not wait in a circle. A set-up begins with the last
-message of the handshake. Until it comes, a dialer has the long patience of the handshake, however many are before it;
-only then it counts the seconds of a queue pair that does not answer.
+message of the handshake. For RDMA it is sent here: until it comes, a dialer has the long patience of the handshake, however
+many are before it; only then it counts the seconds of a queue pair that does not answer. For TLS it has been sent before: a
+dialer counts from then on, also while others are before it, and has 60 s.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
 import logging
 import socket
 import threading
@@ -64,7 +64,8 @@ class Setups:
             if greeting:
                 socks[0].sendall(greeting)
             # Copies, so that `close` can end the streams while `act` waits on them.
-            act([fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 0) for sock in socks])
+            copies = [sock.dup() for sock in socks]
+            act([copy.detach() for copy in copies])
         except OSError as error:
             _log.debug("a connection was dropped: %s", error)
         except Exception:

@@ -8,7 +8,6 @@ its socket, and its children with it.
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import json
 import os
@@ -23,6 +22,8 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _BYTES = 1 << 20
+# Forking takes milliseconds, starting (which imports JAX) seconds, on a busy machine many.
+_ANSWER_S = 60
 
 
 class Zygote:
@@ -34,12 +35,18 @@ class Zygote:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_ANSWER_S)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "harness.zygote", str(other.fileno())],
                 env=environment,
                 pass_fds=[other.fileno()],
             )
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended, or did not answer in time."""
+        return self._process.poll() is not None
 
     def fork(self, request: dict[str, Any], streams: tuple[int, int, int]) -> Forked:
         """Starts a worker.
@@ -59,16 +66,25 @@ class Zygote:
         return self._answer()
 
     def _answer(self) -> int:
-        answer = self._socket.recv(_BYTES)
+        try:
+            answer = self._socket.recv(_BYTES)
+        except TimeoutError:
+            self._process.kill()  # a late answer would be taken for that to the next request
+            self._process.wait(5)
+            raise RuntimeError(f"the zygote did not answer within {_ANSWER_S} s") from None
         if not answer:
             raise RuntimeError(f"the zygote ended with status {self._process.wait(5)}")
         return json.loads(answer)
 
 
-@functools.cache
+_shared: dict[tuple[tuple[str, str], ...], Zygote] = {}
+
+
 def shared(environment: tuple[tuple[str, str], ...]) -> Zygote:
-    """The one of this process for this environment, which ends when this process does."""
-    return Zygote(dict(environment))
+    """The one of this process for this environment, which ends when this process does; a new one if that is dead."""
+    if environment not in _shared or _shared[environment].dead:
+        _shared[environment] = Zygote(dict(environment))
+    return _shared[environment]
 
 
 class Forked:

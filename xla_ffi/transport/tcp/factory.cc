@@ -1,5 +1,6 @@
 #include "xla_ffi/transport/tcp/factory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "xla_ffi/transport/tcp/lanes.h"
@@ -19,13 +20,15 @@ Status MakeStreams(std::vector<UniqueFd> sockets, const Options& options, TlsRol
     return InternalError("a tcp channel of " + std::to_string(sockets.size()) + " sockets has " +
                          std::to_string(options.tls_keys.size()) + " TLS keys");
   }
-  for (size_t i = 0; i < sockets.size(); ++i) {
+  TimePoint now = Clock::now();
+  const TimePoint deadline = now + options.patience;
+  for (size_t i = 0; i < sockets.size(); ++i, now = Clock::now()) {
     if (options.tls_keys.empty()) {
       streams->push_back(PlainStream(std::move(sockets[i])));
       continue;
     }
-    const TlsOptions tls = {options.tls_keys[i], role, options.patience,
-                            options.tls_records_per_key};
+    const Duration left = std::max(Duration::zero(), deadline - now);
+    const TlsOptions tls = {options.tls_keys[i], role, left, options.tls_records_per_key};
     std::unique_ptr<Stream> stream;
     if (Status status = TlsStream(std::move(sockets[i]), tls, &stream); !status.ok()) return status;
     streams->push_back(std::move(stream));
@@ -37,13 +40,16 @@ template <typename Half, typename WindowType, typename Interface>
 Status Make(std::vector<UniqueFd> sockets, device::Space& space, const Staging& staging,
             const Options& options, TlsRole role, std::unique_ptr<Interface>* out) {
   if (Status status = PrepareSockets(sockets); !status.ok()) return status;
-  std::vector<std::unique_ptr<WindowType>> windows(sockets.size());
+  // Before the windows: a GPU's wait until no stream is held, and the peer, which waits in the
+  // handshake, may be what the holds wait for.
+  std::vector<std::unique_ptr<Stream>> streams;
+  if (Status status = MakeStreams(std::move(sockets), options, role, &streams); !status.ok()) {
+    return status;
+  }
+  std::vector<std::unique_ptr<WindowType>> windows(streams.size());
   for (auto& window : windows) {
     if (Status status = MakeWindow(space, staging, &window); !status.ok()) return status;
   }
-  std::vector<std::unique_ptr<Stream>> streams;
-  Status status = MakeStreams(std::move(sockets), options, role, &streams);
-  if (!status.ok()) return status;
   *out = std::make_unique<Half>(std::move(streams), std::move(windows), options.checksum);
   return Status();
 }

@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace hetccl::transport::tcp::openssl {
 namespace {
 
@@ -93,13 +96,26 @@ Status BindCrypto(const std::string& name, Library* library) {
   return bind.Missing();
 }
 
+constexpr int kAltered[] = {kBadRecordMac,         kAlertBadRecordMac,      kAlertDecryptError,
+                            kBadRecordType,        kAlertUnexpectedMessage, kWrongVersionNumber,
+                            kAlertProtocolVersion, kPacketLengthTooLong,    kEncryptedLengthTooLong,
+                            kAlertRecordOverflow,  kLengthTooShort,         kAlertDecodeError};
+
 }  // namespace
+
+bool IsOfAlteredRecord(unsigned long error) {
+  if ((error & kErrorOfSystem) != 0) return false;
+  if ((error >> kErrorLibraryAt & kErrorLibraryMask) != kErrorLibrarySsl) return false;
+  const auto reason = static_cast<int>(error & kErrorReasonMask);
+  return std::find(std::begin(kAltered), std::end(kAltered), reason) != std::end(kAltered);
+}
 
 Status LoadFrom(const std::string& ssl, const std::string& crypto, Library* library) {
   *library = Library();
   if (Status status = BindSsl(ssl, library); !status.ok()) return status;
   if (Status status = BindCrypto(crypto, library); !status.ok()) return status;
-  // Threads may still be in it when the process exits.
+  // Threads may still be in it when the process exits. Of no effect where others, such as Python's
+  // hashlib, began to use this libcrypto before.
   (void)library->init_crypto(kInitNoAtexit, nullptr);
   return Status();
 }

@@ -41,6 +41,26 @@ inline constexpr int kBioShouldRetry = 8;
 inline constexpr int kBioRetryFlags = 7 | kBioShouldRetry;
 inline constexpr int kVersionText = 0;
 inline constexpr uint64_t kInitNoAtexit = 0x00080000;
+// An error's library and reason.
+inline constexpr int kErrorLibrarySsl = 20;
+inline constexpr int kErrorLibraryAt = 23;
+inline constexpr unsigned long kErrorLibraryMask = 0xFF;
+inline constexpr unsigned long kErrorReasonMask = 0x7FFFFF;
+inline constexpr unsigned long kErrorOfSystem = 0x80000000;
+// Of a record that does not decrypt, as found here and as the peer's alert tells it; then of one
+// whose head, which is looked at first, was changed.
+inline constexpr int kBadRecordMac = 281;
+inline constexpr int kAlertBadRecordMac = 1020;
+inline constexpr int kAlertDecryptError = 1051;
+inline constexpr int kBadRecordType = 443;
+inline constexpr int kAlertUnexpectedMessage = 1010;
+inline constexpr int kWrongVersionNumber = 267;
+inline constexpr int kAlertProtocolVersion = 1070;
+inline constexpr int kPacketLengthTooLong = 198;
+inline constexpr int kEncryptedLengthTooLong = 150;
+inline constexpr int kAlertRecordOverflow = 1022;
+inline constexpr int kLengthTooShort = 160;
+inline constexpr int kAlertDecodeError = 1050;
 
 using UseSession = int (*)(Ssl* ssl, const Digest* digest, const unsigned char** id,
                            size_t* id_bytes, Session** session);
@@ -95,6 +115,10 @@ struct Library {
   void (*bio_set_flags)(Bio* bio, int flags);
   void (*bio_clear_flags)(Bio* bio, int flags);
 };
+
+// Whether an error, after the handshake, tells that a record was changed on the way. The others are
+// of one of the two ends.
+bool IsOfAlteredRecord(unsigned long error);
 
 // Opens the libraries once for the process; later calls return the same answer. The error names the
 // library or the symbols that are missing, and what has them.

@@ -36,6 +36,23 @@ SAME(kBioShouldRetry, BIO_FLAGS_SHOULD_RETRY);
 SAME(kBioRetryFlags, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
 SAME(kVersionText, OPENSSL_VERSION);
 SAME(kInitNoAtexit, OPENSSL_INIT_NO_ATEXIT);
+SAME(kErrorLibrarySsl, ERR_LIB_SSL);
+SAME(kErrorLibraryAt, ERR_LIB_OFFSET);
+SAME(kErrorLibraryMask, ERR_LIB_MASK);
+SAME(kErrorReasonMask, ERR_REASON_MASK);
+SAME(kErrorOfSystem, ERR_SYSTEM_FLAG);
+SAME(kBadRecordMac, SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC);
+SAME(kAlertBadRecordMac, SSL_R_SSLV3_ALERT_BAD_RECORD_MAC);
+SAME(kAlertDecryptError, SSL_R_TLSV1_ALERT_DECRYPT_ERROR);
+SAME(kBadRecordType, SSL_R_BAD_RECORD_TYPE);
+SAME(kAlertUnexpectedMessage, SSL_R_SSLV3_ALERT_UNEXPECTED_MESSAGE);
+SAME(kWrongVersionNumber, SSL_R_WRONG_VERSION_NUMBER);
+SAME(kAlertProtocolVersion, SSL_R_TLSV1_ALERT_PROTOCOL_VERSION);
+SAME(kPacketLengthTooLong, SSL_R_PACKET_LENGTH_TOO_LONG);
+SAME(kEncryptedLengthTooLong, SSL_R_ENCRYPTED_LENGTH_TOO_LONG);
+SAME(kAlertRecordOverflow, SSL_R_TLSV1_ALERT_RECORD_OVERFLOW);
+SAME(kLengthTooShort, SSL_R_LENGTH_TOO_SHORT);
+SAME(kAlertDecodeError, SSL_R_TLSV1_ALERT_DECODE_ERROR);
 
 // Numbers must be of one type, pointers may point to our name for theirs.
 template <typename A, typename B>
@@ -104,6 +121,19 @@ SAME_CALL(bio_clear_flags, BIO_clear_flags);
 
 namespace hetccl::transport::tcp::openssl {
 namespace {
+
+TEST(OpenSsl, OnlyErrorsOfRecordsSayThatSomethingWasChanged) {
+  const auto of_ssl = [](unsigned long reason) {
+    return static_cast<unsigned long>(kErrorLibrarySsl) << kErrorLibraryAt | reason;
+  };
+  EXPECT_TRUE(IsOfAlteredRecord(of_ssl(kBadRecordMac)));
+  EXPECT_TRUE(IsOfAlteredRecord(of_ssl(kAlertBadRecordMac)));
+  EXPECT_TRUE(IsOfAlteredRecord(of_ssl(kBadRecordType)));
+  EXPECT_FALSE(IsOfAlteredRecord(of_ssl(1080))) << "the peer's internal error";
+  EXPECT_FALSE(IsOfAlteredRecord(of_ssl(0xC0100))) << "no memory";
+  EXPECT_FALSE(IsOfAlteredRecord(kBadRecordMac)) << "of another library";
+  EXPECT_FALSE(IsOfAlteredRecord(kErrorOfSystem | of_ssl(kBadRecordMac))) << "an errno value";
+}
 
 TEST(OpenSsl, AMissingLibraryIsNamed) {
   Library library;

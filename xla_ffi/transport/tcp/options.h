@@ -20,7 +20,7 @@ struct Options {
   // Of each socket, in their order: kTlsKeyBytes that only the two ends know, for this connection
   // alone. Empty: no TLS.
   std::vector<std::string> tls_keys = {};
-  // For the peer's part of a TLS handshake. Its death shows earlier.
+  // For the peer's part of the TLS handshakes of all sockets. Its death shows earlier.
   Duration patience = std::chrono::seconds(60);
   // Then the key that a side of TLS sends with is replaced: RFC 8446, 5.5 allows 2^24.5 full
   // records for AES-GCM.

@@ -105,10 +105,13 @@ class Tls final : public Stream {
   using Stream::Send;
 
   Tls(UniqueFd fd, const TlsOptions& options, const Library& library)
-      : Stream(std::move(fd)), options_(options), library_(library), socket_{this->fd()} {}
+      : Stream(std::move(fd)),
+        path_(PathName(this->fd())),
+        options_(options),
+        library_(library),
+        socket_{this->fd()} {}
   ~Tls() override {
     if (ssl_ != nullptr) library_.free(ssl_);
-    Forget();
   }
 
   // Makes this end, without a word to the peer.
@@ -124,10 +127,8 @@ class Tls final : public Stream {
   static int FindSession(Ssl* ssl, const unsigned char* id, size_t id_bytes, Session** session);
   // What stands for the key in OpenSSL; null if there is no memory.
   Session* MakeSession() const;
-  void Forget() { ::explicit_bzero(options_.key.data(), options_.key.size()); }
   Status Failure(const std::string& reason) const {
-    const std::string path = PathName(fd());
-    return InternalError("TLS" + (path.empty() ? "" : " from " + path) + ": " + reason);
+    return InternalError("TLS" + (path_.empty() ? "" : " from " + path_) + ": " + reason);
   }
   // Before each call of OpenSSL: its errors are kept for each thread, and ours for each call.
   void Clear() {
@@ -136,15 +137,18 @@ class Tls final : public Stream {
   }
   // What a call came to that gave `result`, which is not positive.
   Moved Judge(int result, const char* attempt);
-  std::string Reason();
+  // What the last call's errors say. `*altered`: that a record was not what the peer had sent.
+  std::string Reason(bool* altered = nullptr);
 
+  const std::string path_;  // taken early: a socket that was reset no longer knows its peer
   TlsOptions options_;
   const Library& library_;
   Socket socket_;
   Ssl* ssl_ = nullptr;
   uint64_t records_ = 0;  // sent with the present key
   std::vector<char> record_;
-  Moved forged_;  // stays: nothing moves any more
+  Moved failed_;  // stays: nothing moves any more
+  Moved broken_;  // stays for receiving: the socket tells of its error once
 };
 
 Status Tls::Prepare() {
@@ -198,7 +202,6 @@ Status Tls::Handshake() {
     pollfd ready = {fd(), static_cast<short>(reads ? POLLIN : POLLOUT), 0};
     (void)::poll(&ready, 1, static_cast<int>(left * 1000) + 1);
   }
-  Forget();
   if (library_.session_reused(ssl_) == 1) return Status();
   return Failure("the peer did not prove that it has the key");
 }
@@ -237,7 +240,7 @@ int Tls::FindSession(Ssl* ssl, const unsigned char* id, size_t id_bytes, Session
 }
 
 Moved Tls::Send(const iovec* pieces, int count) {
-  if (forged_.how == Moved::How::kForged) return forged_;
+  if (failed_.how != Moved::How::kNothing) return failed_;
   // Refused while a record is half sent: then after it.
   if (records_ >= options_.records_per_key &&
       library_.key_update(ssl_, openssl::kKeyUpdateOneWay) == 1) {
@@ -267,7 +270,8 @@ Moved Tls::Send(const iovec* pieces, int count) {
 }
 
 Moved Tls::Receive(const iovec* pieces, int count) {
-  if (forged_.how == Moved::How::kForged) return forged_;
+  if (failed_.how != Moved::How::kNothing) return failed_;
+  if (broken_.how == Moved::How::kBroken) return broken_;
   size_t total = 0;
   for (int i = 0; i < count; ++i) {
     auto* data = static_cast<char*>(pieces[i].iov_base);
@@ -277,6 +281,7 @@ Moved Tls::Receive(const iovec* pieces, int count) {
       const int got = library_.read(ssl_, data, static_cast<int>(std::min<size_t>(left, 1 << 30)));
       if (got <= 0) {
         const Moved why = Judge(got, "the connection to it broke");
+        if (why.how == Moved::How::kBroken) broken_ = why;
         if (total == 0) return why;
         return {Moved::How::kSome, total};  // the next call finds the same
       }
@@ -295,14 +300,19 @@ Moved Tls::Judge(int result, const char* attempt) {
   if (socket_.error != 0) return {Moved::How::kBroken, 0, ErrnoMessage(attempt, socket_.error)};
   // The end of the stream alone says nothing: whether the peer said goodbye before does.
   if (socket_.ended || error == openssl::kErrorZeroReturn) return {Moved::How::kEnd};
-  forged_ = {Moved::How::kForged, 0, Reason()};
-  return forged_;
+  bool altered = false;
+  const std::string reason = Reason(&altered);
+  failed_ = {altered ? Moved::How::kForged : Moved::How::kBroken, 0, reason};
+  return failed_;
 }
 
-std::string Tls::Reason() {
-  const unsigned long error = library_.err_get_error();
-  const char* reason = error != 0 ? library_.err_reason_error_string(error) : nullptr;
-  return reason != nullptr ? reason : "OpenSSL does not say why";
+std::string Tls::Reason(bool* altered) {
+  const unsigned long first = library_.err_get_error();
+  const char* reason = first != 0 ? library_.err_reason_error_string(first) : nullptr;
+  for (unsigned long error = first; error != 0; error = library_.err_get_error()) {
+    if (altered != nullptr) *altered |= openssl::IsOfAlteredRecord(error);
+  }
+  return reason != nullptr ? std::string("OpenSSL: ") + reason : "OpenSSL does not say why";
 }
 
 }  // namespace

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -38,6 +42,48 @@ std::pair<UniqueFd, UniqueFd> Connected() {
   UniqueFd server(::accept(listener.get(), nullptr, nullptr));
   return {std::move(client), std::move(server)};
 }
+
+// Closing it then makes the peer find an error instead of an end.
+void SetReset(int fd) {
+  const linger at_once = {1, 0};
+  EXPECT_EQ(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
+}
+
+// As a GPU whose streams are held: slots come only when they are let go.
+class HeldSpace final : public device::Space {
+ public:
+  void LetGo() { released_.set_value(); }
+
+  std::string platform() const override { return host_.platform(); }
+  std::string name() const override { return host_.name(); }
+  bool addressable() const override { return false; }
+  Status MakeCopier(device::Direction direction, size_t slot_bytes,
+                    std::unique_ptr<device::Copier>* copier) override {
+    return host_.MakeCopier(direction, slot_bytes, copier);
+  }
+  Status Register(void* data, size_t bytes, std::unique_ptr<device::SlotMemory>* memory) override {
+    return host_.Register(data, bytes, memory);
+  }
+  Status Allocate(size_t bytes, std::unique_ptr<device::SlotMemory>* memory) override {
+    if (let_go_.wait_for(3 * kPatience) != std::future_status::ready) {
+      return InternalError("the streams are still held");
+    }
+    return host_.Allocate(bytes, memory);
+  }
+  void Expect(std::byte* data, size_t bytes) override { host_.Expect(data, bytes); }
+  Status Zero(std::byte* data, size_t bytes, device::Queue queue) override {
+    return host_.Zero(data, bytes, queue);
+  }
+  Status MarkStart(device::Queue queue, std::shared_ptr<device::Gate>* gate) override {
+    return host_.MarkStart(queue, gate);
+  }
+  device::SpaceStats Stats() const override { return host_.Stats(); }
+
+ private:
+  device::HostSpace host_;
+  std::promise<void> released_;
+  std::shared_future<void> let_go_ = released_.get_future().share();
+};
 
 // Passes on what comes on either of two sockets, and keeps what came on the first.
 class Relay {
@@ -189,6 +235,26 @@ TEST_F(Tls, AFlippedBitIsAnErrorOfBothSidesThatNamesTheLink) {
   EXPECT_NE(sent_.message().find("bad record mac"), std::string::npos) << sent_.message();
 }
 
+// Type, version and length are not encrypted, and OpenSSL looks at them first.
+class TlsHead : public Tls, public ::testing::WithParamInterface<size_t> {};
+
+TEST_P(TlsHead, AFlippedBitInARecordsHeadIsAnErrorOfBothSidesToo) {
+  Make(kKey, kKey);
+  ASSERT_TRUE(sent_.ok() && received_.ok());
+  relay_->set_change([](std::string* bytes) { (*bytes)[GetParam()] ^= 0x44; });
+  std::string got;
+  Move(Pattern(100), &got);
+  ASSERT_FALSE(received_.ok());
+  EXPECT_EQ(received_.kind(), ErrorKind::kCorrupt);
+  EXPECT_NE(received_.message().find("stripe 1 of 1"), std::string::npos) << received_.message();
+  Progress progress;
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (sent_.ok() && Clock::now() < deadline) sent_ = sender_->Step(&progress);
+  EXPECT_EQ(sent_.kind(), ErrorKind::kCorrupt) << sent_.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(Bytes, TlsHead, ::testing::Values(0, 1, 3));
+
 TEST_F(Tls, RepeatedBytesAreAnError) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok() && received_.ok());
@@ -244,6 +310,83 @@ TEST_F(Tls, ASilentPeerIsWaitedForNoLongerThanAsked) {
   EXPECT_NE(status.message().find("no handshake within 0.1"), std::string::npos)
       << status.message();
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_F(Tls, AllSocketsTogetherAreWaitedForNoLongerThanAsked) {
+  auto [silent, second] = Connected();
+  Options options = With(kKey);
+  options.tls_keys.push_back(kKey);
+  options.patience = std::chrono::seconds(1);
+  from_.push_back(std::move(second));
+  std::unique_ptr<Stream> first;
+  std::thread peer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const TlsOptions tls = {kKey, TlsRole::kServer, kPatience, options.tls_records_per_key};
+    received_ = TlsStream(std::move(to_[0]), tls, &first);
+  });
+  sent_ = MakeSender(std::move(from_), space_, {}, options, &sender_);
+  peer.join();
+  EXPECT_TRUE(received_.ok()) << received_.message();
+  ASSERT_FALSE(sent_.ok());
+  EXPECT_NE(sent_.message().find("no handshake within 0."), std::string::npos) << sent_.message();
+}
+
+TEST_F(Tls, NobodyWaitsForThePeersSlots) {
+  HeldSpace held;
+  std::thread receiver(
+      [&] { received_ = MakeReceiver(std::move(to_), held, {}, With(kKey), &receiver_); });
+  sent_ = MakeSender(std::move(from_), space_, {}, With(kKey), &sender_);
+  held.LetGo();
+  receiver.join();
+  EXPECT_TRUE(sent_.ok()) << sent_.message();
+  EXPECT_TRUE(received_.ok()) << received_.message();
+  receiver_.reset();  // before the space
+}
+
+TEST_F(Tls, AResetInTheHandshakeStillNamesTheLink) {
+  auto [ours, theirs] = Connected();
+  std::thread peer([fd = std::move(theirs)]() mutable {
+    char hello = 0;
+    EXPECT_EQ(::recv(fd.get(), &hello, 1, 0), 1);
+    SetReset(fd.get());
+    fd.reset();
+  });
+  std::vector<UniqueFd> sockets;
+  sockets.push_back(std::move(ours));
+  const Status status = MakeSender(std::move(sockets), space_, {}, With(kKey), &sender_);
+  peer.join();
+  ASSERT_FALSE(status.ok());
+  for (const char* part : {"TLS from 127.0.0.1:", "reset by peer"}) {
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+}
+
+TEST_F(Tls, AResetBehindDataIsFoundByTheNextCall) {
+  auto [from, to] = Connected();
+  std::unique_ptr<Stream> client, server;
+  const Options defaults;
+  std::thread dialer([&, fd = std::move(from)]() mutable {
+    const TlsOptions tls = {kKey, TlsRole::kClient, kPatience, defaults.tls_records_per_key};
+    sent_ = TlsStream(std::move(fd), tls, &client);
+  });
+  const TlsOptions tls = {kKey, TlsRole::kServer, kPatience, defaults.tls_records_per_key};
+  received_ = TlsStream(std::move(to), tls, &server);
+  dialer.join();
+  ASSERT_TRUE(sent_.ok() && received_.ok()) << sent_.message() << received_.message();
+  ASSERT_EQ(client->Send("last", 4).bytes, 4);
+  pollfd arrived = {server->fd(), POLLIN, 0};
+  ASSERT_EQ(::poll(&arrived, 1, 20000), 1);
+  SetReset(client->fd());
+  client.reset();
+  char got[16];
+  const Moved first = server->Receive(got, sizeof(got));
+  ASSERT_EQ(first.how, Moved::How::kSome) << first.reason;
+  EXPECT_EQ(std::string(got, first.bytes), "last");
+  for (int i = 0; i < 2; ++i) {
+    const Moved next = server->Receive(got, sizeof(got));
+    EXPECT_EQ(next.how, Moved::How::kBroken);
+    EXPECT_NE(next.reason.find("reset by peer"), std::string::npos) << next.reason;
+  }
 }
 
 TEST_F(Tls, EachSocketNeedsAKey) {
