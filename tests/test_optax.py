@@ -33,6 +33,8 @@ CELLS: dict[str, tuple[str, ...]] = {
         "explicit_axes",
         "refusals",
         "averaging",
+        "diloco",
+        "lost_is_sent_later",
     ),
 }
 EVERYWHERE = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))

@@ -138,16 +138,22 @@ def diloco(
             residual=_wire.zeros(anchor) if keeps else None,
         )
 
+    def update(at: Any, state: Any, average: Any) -> tuple[Any, Any]:
+        updates, state = outer.update(average, state, at)
+        return optax.apply_updates(at, updates), state
+
     def outer_step(number: int, part: Sequence[int], given: Any) -> Any:
-        """The outer step of one fragment: ``(anchor, outer states, residual, parameters)`` to the first three."""
-        anchor, states, residual, params = given
+        """The outer step of one fragment: ``(anchor, outer states, residual, parameters, step)`` to the first three."""
+        anchor, states, residual, params, step = given
         at = _part_of(anchor, part)
         moved = jax.tree.map(lambda a, p: _start(a, p.dtype, overlap) - p.astype(a.dtype), at, _part_of(params, part))
         # What the clusters must agree on is in the name: another number would be another exchange at another step.
         agreed = f"{name} every={every} overlap={overlap} fragment={number} of {fragments}"
         average, left = _wire.mean(moved, _part_of(residual, part) if keeps else None, weight, wire, agreed)
-        updates, state = outer.update(average, states[number], at)
-        anchor = _with_part(anchor, part, optax.apply_updates(at, updates))
+        # A branch is compiled by itself. Fused with what is around it, which differs between clusters, the same arithmetic
+        # would be rounded differently. The condition always holds, which the compiler does not know.
+        moved_on, state = jax.lax.cond(step > 0, update, lambda *old: old[:2], at, states[number], average)
+        anchor = _with_part(anchor, part, moved_on)
         states = (*states[:number], state, *states[number + 1 :])
         return anchor, states, _with_part(residual, part, left) if keeps else None
 
@@ -169,11 +175,11 @@ def diloco(
         if due is None:
             happens = [falls_on(n, step) for n in range(fragments)]
             which = sum(jnp.where(now, n + 1, 0) for n, now in enumerate(happens))
-            shared = jax.lax.switch(which, [lambda given: given[:3], *steps], (*shared, source))
+            shared = jax.lax.switch(which, [lambda given: given[:3], *steps], (*shared, source, step))
         else:
             happens = [n in due for n in range(fragments)]
             for n in due:
-                shared = steps[n]((*shared, source))
+                shared = steps[n]((*shared, source, step))
         anchor, states, residual = shared
         for part, now in zip(cut, happens, strict=True):
             if now is False:
