@@ -13,7 +13,7 @@ import fcntl
 import heapq
 import json
 import os
-import select
+import selectors
 import struct
 import subprocess
 import sys
@@ -118,9 +118,13 @@ class _Mover:
     def run(self) -> None:
         places = {device: host for host, device in enumerate(self._devices)}
         requests = sys.stdin.fileno()
+        selector = selectors.DefaultSelector()  # descriptors may be above 1023, which `select.select` does not take
+        for source in (requests, *self._devices):
+            selector.register(source, selectors.EVENT_READ)
         while True:
             timeout = max(0.0, self._way[0][0] - time.monotonic()) if self._way else None
-            for ready in select.select([requests, *self._devices], [], [], timeout)[0]:
+            for key, _ in selector.select(timeout):
+                ready = key.fd
                 if ready != requests:
                     self._read(ready, places[ready])
                 elif line := sys.stdin.readline():

@@ -18,7 +18,7 @@ from harness import compiler, zygote
 TESTS = Path(__file__).resolve().parent.parent
 # A native module in the source tree comes from an in-place build, which then stands for the installed package.
 IN_PLACE = [str(TESTS.parent)] if list((TESTS.parent / "jax_hetccl").glob("_native*.so")) else []
-_DROPPED = ("HETCCL_", "JAX_", "XLA_", "TF_", "PYTHONPATH")
+_DROPPED = ("HETCCL_", "JAX_", "XLA_", "TF_", "PYTHONPATH", "PYTEST_")
 
 
 def base_environment() -> dict[str, str]:

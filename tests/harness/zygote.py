@@ -112,10 +112,15 @@ class Forked:
         return status
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._pidfd], [], [], timeout)[0]:
+        if self.returncode is None and self._has_ended(timeout):
             self.returncode = self._zygote.wait(self.pid)
             os.close(self._pidfd)
         return self.returncode
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        end = select.poll()  # `select.select` takes no descriptor above 1023, and a long test run has more
+        end.register(self._pidfd, select.POLLIN)
+        return bool(end.poll(None if timeout is None else timeout * 1000))
 
 
 # --- in the zygote -----------------------------------------------------------------------------
