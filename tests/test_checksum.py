@@ -9,12 +9,10 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
-from meeting import Meeting, config
 from native_calls import add_plan, current_engine, header, read, swap_and_check
 
 from jax_hetccl import _native
 from jax_hetccl._config import resolve
-from jax_hetccl._errors import AgreementError
 
 CHUNK = 256 * 1024
 STRIPED_ABOVE = 256 * 1024
@@ -110,18 +108,6 @@ def test_a_flipped_bit_names_the_link(streams: tuple[_native.Engine, Streams], p
         named += ["psum/data test", "bytes 0 to 8000"]
     for part in named:
         assert part in failure.message, failure.message
-
-
-def test_all_processes_must_agree_on_it() -> None:
-    with Meeting() as meeting:
-        with_it = {"left/0": False, "left/1": False, "right/0": True}
-        joining = [
-            meeting.start(name, {"agree": config(name, meeting.port, checksum=given).agree})
-            for name, given in with_it.items()
-        ]
-        for future in joining:
-            with pytest.raises(AgreementError, match="HETCCL_CHECKSUM is 0 in left/0 but 1 in right/0"):
-                future.result(30)
 
 
 def test_the_setting() -> None:
