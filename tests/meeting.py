@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
-import socket
 from typing import Any, Self
 
 from jax_hetccl import _secret
 from jax_hetccl._config import Config, resolve
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous.control import ControlPlane
 from jax_hetccl.rendezvous.join import join
 
 SECRET = _secret.generate()
 CLUSTERS = "left:2,right:1"
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def config(name: str, port: int, host: str = "127.0.0.1", **settings: Any) -> Config:
@@ -33,7 +26,7 @@ class Meeting:
     """Joins several members at once. A context manager that closes all of them."""
 
     def __init__(self, port: int | None = None, **settings: Any) -> None:
-        self.port = port or free_port()
+        self.port = port or reserve_port()
         self.settings = settings
         self.members: dict[str, ControlPlane] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(32)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meeting import Meeting, config, free_port
+from meeting import Meeting, config
 
 from jax_hetccl._errors import ConfigError, RendezvousError
 from jax_hetccl.connect import Channels
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous import acceptor as acceptor_
 from jax_hetccl.rendezvous import addresses, channels, handshake
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
@@ -325,7 +326,8 @@ def two():
 
 
 def opener(left, **settings) -> channels.Opener:
-    return channels.Opener(config("left/0", free_port(), clusters="left:1,right:1", **settings), left)
+    nobody = 1  # it never asks a coordinator
+    return channels.Opener(config("left/0", nobody, clusters="left:1,right:1", **settings), left)
 
 
 def test_tcp_channels_have_stripes_on_loopback(two):
@@ -447,7 +449,7 @@ def test_whoever_listens_on_a_members_port_must_prove_it(two):
 
 def test_nobody_listening_is_a_clear_error(two):
     left, _, _ = two
-    record = {**left.members[1].record, "data": ["127.0.0.1", free_port()]}
+    record = {**left.members[1].record, "data": ["127.0.0.1", reserve_port()]}
     with pytest.raises(RendezvousError, match="cannot open a channel to right/0 at 127.0.0.1"):
         opener(left).open(dataclasses.replace(left.members[1], record=record), 0, 1)
 
@@ -494,7 +496,8 @@ def test_a_real_coordinator_never_means_a_loopback_address():
 
 
 def test_port_ranges_are_kept_and_their_end_is_an_error():
-    port = free_port()
+    with addresses.listen_tcp("127.0.0.1", None) as free:
+        port = free.getsockname()[1]
     first = addresses.listen_tcp("127.0.0.1", (port, port))
     assert first.getsockname()[1] == port
     with pytest.raises(RendezvousError, match=f"no free port.*HETCCL_PORT_RANGE={port}-{port}"):

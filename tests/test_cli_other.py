@@ -16,7 +16,7 @@ import pytest
 import jax_hetccl
 from jax_hetccl._secret import check_strength
 from jax_hetccl.cli import main
-from jax_hetccl.launch.ports import free_port
+from jax_hetccl.launch.ports import reserve_port
 
 # Where the package under test is: installed, or the source tree. A fresh clone has no built module in the latter.
 _ROOT = str(Path(jax_hetccl.__file__).resolve().parents[1])
@@ -66,7 +66,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[st
     """A running coordinator, its arguments and environment."""
     main(["secret", "--out", str(tmp_path / "s")])
     arguments = [sys.executable, "-m", "jax_hetccl.cli", "coordinator", "--clusters", "left:1,right:2"]
-    arguments += ["--coordinator", f"127.0.0.1:{free_port()}", "--secret-file", str(tmp_path / "s")]
+    arguments += ["--coordinator", f"127.0.0.1:{reserve_port()}", "--secret-file", str(tmp_path / "s")]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HETCCL_")}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH")]))
     environ["PYTHONSAFEPATH"] = "1"

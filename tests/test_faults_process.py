@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import zmq
-from meeting import config, free_port
+from meeting import config
 
 from harness import streams
 from harness.layout import Layout
@@ -22,6 +22,7 @@ from harness.pool import Pool, World
 from harness.process import Process, WorkerGoneError
 from jax_hetccl import _limits, forking
 from jax_hetccl._errors import HetcclError, PeerLostError
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous import coordinator
 
 TIMEOUT_S = 4.0
@@ -106,7 +107,7 @@ def test_a_process_that_stops_for_longer_is_late_not_dead(start: Any, transport:
 
 def test_the_coordinator_dies_and_comes_back(start: Any) -> None:
     """Steps go on without it; a new world can be joined when it is there again."""
-    port = free_port()
+    port = reserve_port()
     secret = "0123456789abcdef" * 4
     settings = config("left/0", port, clusters="left:1,right:1", secret=secret)
     serving = coordinator.serve(settings)

@@ -12,10 +12,11 @@ import time
 
 import pytest
 import zmq
-from meeting import SECRET, Meeting, config, free_port
+from meeting import SECRET, Meeting, config
 
 from jax_hetccl import _secret
 from jax_hetccl._errors import AgreementError, HetcclError, PeerLostError, RendezvousError
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous import addresses, coordinator, keys, messages, sockets, zap
 from jax_hetccl.rendezvous.join import join
 
@@ -159,7 +160,7 @@ MALFORMED = (
 
 
 def test_malformed_requests_do_not_disturb_the_coordinator():
-    port = free_port()
+    port = reserve_port()
     alone = coordinator.serve(config("left/0", port))
     raw = RawMember(port, "right/0")
     for data in MALFORMED:
@@ -173,7 +174,7 @@ def test_malformed_requests_do_not_disturb_the_coordinator():
 
 
 def test_the_coordinator_may_die_and_come_back():
-    port = free_port()
+    port = reserve_port()
     first = coordinator.serve(config("left/0", port))
     with Meeting(port) as meeting:
         left, _, right = meeting.join(*ALL)
@@ -188,7 +189,7 @@ def test_the_coordinator_may_die_and_come_back():
 
 
 def test_a_second_coordinator_on_the_port_is_an_error():
-    port = free_port()
+    port = reserve_port()
     first = coordinator.serve(config("left/0", port))
     with pytest.raises(RendezvousError, match="is another coordinator running there"):
         coordinator.serve(config("left/0", port))
@@ -324,7 +325,7 @@ def child(port: int) -> subprocess.Popen[str]:
 
 
 def test_a_killed_process_is_noticed_and_may_join_the_next_world():
-    port = free_port()
+    port = reserve_port()
     alone = coordinator.serve(config("left/0", port))
     process = child(port)
     try:
@@ -356,7 +357,7 @@ def test_a_killed_process_is_noticed_and_may_join_the_next_world():
 
 
 def test_a_stopped_process_is_not_lost():
-    port = free_port()
+    port = reserve_port()
     alone = coordinator.serve(config("left/0", port))
     process = child(port)
     try:

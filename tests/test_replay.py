@@ -17,11 +17,12 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from meeting import SECRET, Meeting, config, free_port
+from meeting import SECRET, Meeting, config
 
 from jax_hetccl import _secret
 from jax_hetccl._errors import RendezvousError
 from jax_hetccl.connect import Channels
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous import channels, coordinator, handshake, keys, messages, sockets
 from jax_hetccl.rendezvous.acceptor import Acceptor
 from jax_hetccl.rendezvous.handshake import Claim
@@ -214,7 +215,7 @@ def test_recordings_of_an_older_world_get_nowhere_in_the_next():
 
 def test_a_recorded_join_takes_no_seat():
     """The keys for joining are the same in every world of a job; only CURVE's own are fresh."""
-    port = free_port()
+    port = reserve_port()
     serving = coordinator.serve(config("left/0", port, clusters=TWO))
     recorder = Recorder(port)
     try:
@@ -224,6 +225,9 @@ def test_a_recorded_join_takes_no_seat():
         ):
             meeting.start("right/0").result(10)
         assert len(recorder.said[0]) > 300
+        deadline = time.monotonic() + 5
+        while serving._seats and time.monotonic() < deadline:  # who gave up says so without waiting for an answer
+            time.sleep(0.01)
         assert serving._seats == {}
         replay(port, bytes(recorder.said[0]))
         assert serving._seats == {}
@@ -329,7 +333,7 @@ for number in range(100000):
 def test_a_zombie_touches_nothing_of_the_new_world():
     """right/0 is stopped; the others form a new world with another right/0 at the same ports; then it goes on."""
     ports = free_range()
-    port = free_port()
+    port = reserve_port()
     serving = coordinator.serve(config("left/0", port, clusters=TWO))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     command = [sys.executable, "-c", ZOMBIE, str(port), SECRET]

@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from meeting import SECRET, Meeting, config, free_port
+from meeting import SECRET, Meeting, config
 
 from jax_hetccl import _native, _secret
 from jax_hetccl._config import resolve
 from jax_hetccl._errors import ConfigError, HetcclError, RendezvousError
 from jax_hetccl.launch.logs import LogFiles
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous import channels, keys
 
 # What the processes of a run see: of themselves, of each other, of their launcher.
@@ -97,7 +98,7 @@ def test_errors_and_logs_of_joining_never_repeat_a_secret_or_key(caplog: pytest.
         texts.append(str(gone.value))
     with pytest.raises(ConfigError) as refused:
         resolve({}, coordinator="127.0.0.1:1", clusters="a:1,b:1", secret=SECRET, timeout=-1)
-    texts += [str(refused.value), repr(config("left/0", free_port())), caplog.text]
+    texts += [str(refused.value), repr(config("left/0", reserve_port())), caplog.text]
     everything = "\n".join(texts)
     hidden = [SECRET.encode(), other.encode(), *private, keys.curve_pair(SECRET, "", keys.COORDINATOR)[1]]
     for key in hidden:

@@ -21,9 +21,10 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from meeting import SECRET, Meeting, config, free_port
+from meeting import SECRET, Meeting, config
 
 import jax_hetccl
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.rendezvous import acceptor as acceptor_
 from jax_hetccl.rendezvous import addresses, channels, doorkeeper, handshake, messages, sockets
 from jax_hetccl.rendezvous.acceptor import Acceptor, AcceptorHooks
@@ -107,7 +108,7 @@ class Besieged:
     """A process with left/0 of left:1,right:1, which may have few descriptors."""
 
     def __init__(self, descriptors: int) -> None:
-        self.port = free_port()
+        self.port = reserve_port()
         here = os.path.dirname(__file__)
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
         command = [sys.executable, os.path.join(here, "besieged.py"), str(self.port), SECRET, str(descriptors)]

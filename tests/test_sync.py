@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from meeting import SECRET, free_port
+from meeting import SECRET
 
 from harness import compiler, platforms
 from harness.layout import Layout
 from harness.process import IN_PLACE, TESTS
 from harness.pythons import other_pythons
+from jax_hetccl.launch.ports import reserve_port
 
 # Devices of each process of each cluster -> what runs there; with --soak everything runs everywhere.
 CELLS: dict[str, tuple[str, ...]] = {
@@ -62,7 +63,7 @@ def run(
         **kept,
         "PYTHONPATH": os.pathsep.join([str(TESTS), *IN_PLACE]),
         "TF_CPP_MIN_LOG_LEVEL": "1",
-        "HETCCL_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "HETCCL_COORDINATOR": f"127.0.0.1:{reserve_port()}",
         "HETCCL_CLUSTERS": ",".join(f"{NAMES[c]}:{len(p)}" for c, p in enumerate(clusters)),
         "HETCCL_SECRET": SECRET,
         "HETCCL_JOIN_TIMEOUT": "90",

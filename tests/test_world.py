@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from meeting import SECRET, config, free_port
+from meeting import SECRET, config
 
 from harness.process import IN_PLACE
 from jax_hetccl import island
 from jax_hetccl._errors import AgreementError, ConfigError, HetcclError
+from jax_hetccl.launch.ports import reserve_port
 
 world = importlib.import_module("jax_hetccl._world")
 
@@ -54,7 +55,7 @@ class Job:
             "PYTHONPATH": os.pathsep.join(IN_PLACE),
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "HETCCL_COORDINATOR": f"127.0.0.1:{free_port()}",
+            "HETCCL_COORDINATOR": f"127.0.0.1:{reserve_port()}",
             "HETCCL_CLUSTERS": clusters,
             "HETCCL_SECRET": SECRET,
             "HETCCL_JOIN_TIMEOUT": "60",
@@ -269,9 +270,9 @@ def test_the_users_own_jax_world_is_used_or_refused(run):
         "left:1,right:2",
         f"""
         if name == "left/0":
-            jax.distributed.initialize("127.0.0.1:{free_port()}", 1, 0)
+            jax.distributed.initialize("127.0.0.1:{reserve_port()}", 1, 0)
         elif name == "right/0":
-            jax.distributed.initialize("127.0.0.1:{free_port()}", 1, 0)
+            jax.distributed.initialize("127.0.0.1:{reserve_port()}", 1, 0)
         try:
             w.initialize()
         except HetcclError as error:
@@ -364,7 +365,7 @@ def calls(monkeypatch) -> list[str]:
 
 
 def alone() -> Any:
-    return config("solo/0", free_port(), clusters="solo:1")
+    return config("solo/0", reserve_port(), clusters="solo:1")
 
 
 def threads() -> list[str]:

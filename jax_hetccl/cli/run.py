@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from jax_hetccl._config import TRANSPORTS
 from jax_hetccl._secret import generate
 from jax_hetccl.launch import Console, LaunchError, Supervisor, parse_clusters, parse_pythons, plan_processes
-from jax_hetccl.launch.ports import free_port
+from jax_hetccl.launch.ports import reserve_port
 from jax_hetccl.launch.spec import FORM, PLATFORMS, default_platform
 
 _EPILOG = f"""\
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
             clusters,
             command,
             environ=os.environ,
-            coordinator=f"127.0.0.1:{free_port()}",
+            coordinator=f"127.0.0.1:{reserve_port()}",
             secret=generate(),
             python=sys.executable,
             pythons=parse_pythons(arguments.python, clusters),

@@ -26,7 +26,7 @@ from jax_hetccl.launch import (
 )
 from jax_hetccl.launch.environment import platform_environ
 from jax_hetccl.launch.logs import LogFiles
-from jax_hetccl.launch.ports import free_port
+from jax_hetccl.launch.ports import reserve_port
 
 CLUSTERS = ("left=2x1@cpu", "right=1x1@cpu")
 REFERENCE = "reference/0"
@@ -94,7 +94,7 @@ class Demo:
             # -P: not the source tree, from whose folder one may have installed the package and started this.
             ("python", "-P", "-m", "jax_hetccl.demo.worker", *program),
             environ=os.environ,
-            coordinator=f"127.0.0.1:{free_port()}",
+            coordinator=f"127.0.0.1:{reserve_port()}",
             secret=generate(),
             python=sys.executable,
             pythons=self._pythons,

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import secrets
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from harness.case import DATA, Case, MeshSpec
 from harness.layout import Layout
 from harness.process import Process, WorkerGoneError
 from harness.results import Leaf, load
+from jax_hetccl.launch.ports import reserve_port
 
 START_S, LEAVE_S = 60.0, 15.0
 
@@ -63,12 +63,6 @@ class Run:
         }  # fmt: skip
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class World:
     """Processes of all clusters, joined. Use as a context manager, or `close` it.
 
@@ -98,7 +92,7 @@ class World:
         self._runs = 0
         self.workers: list[tuple[int, Process]] = []
         common = {
-            "HETCCL_COORDINATOR": f"127.0.0.1:{_free_port()}", "HETCCL_CLUSTERS": layout.names(),
+            "HETCCL_COORDINATOR": f"127.0.0.1:{reserve_port()}", "HETCCL_CLUSTERS": layout.names(),
             "HETCCL_SECRET": secrets.token_hex(32), "HETCCL_TRANSPORT": transport, "HETCCL_TIMEOUT": str(timeout),
             "HETCCL_ARRIVAL_TIMEOUT": str(arrival_timeout), "HETCCL_JOIN_TIMEOUT": str(int(START_S)), **(environment or {}),
         }  # fmt: skip
