@@ -122,9 +122,10 @@ def _central(site: Site, x: ir.Value, dtype: np.dtype) -> ir.Value:
     wire, result = site.partial_dtype(dtype, site.alone), unpacked(site.lowering.dtype)
     there, back = ([((a, 0), (b, 0))] for a, b in ((1 - center, center), (center, 1 - center)))
     bring = lambda lane: plan.permuted(lane, site.me, site.elements * wire.itemsize, there)  # noqa: E731
-    value, received = site.exchange("to the center", bring, x, [shape] if computes else [], wire)
-    if computes:
-        value = _combined(site, value, received, dtype)
+    # The other cluster receives a zero, and sends that again: so its second exchange, into whose buffer the sum comes,
+    # begins when the operand has left, and XLA may put the sum into the operand's memory.
+    value, received = site.exchange("to the center", bring, x, [shape if computes else (1,)], wire)
+    value = _combined(site, value, received, dtype) if computes else received[0]
     copy = lambda lane: plan.permuted(lane, site.me, site.elements * result.itemsize, back)  # noqa: E731
     value, received = site.exchange("from the center", copy, value, [] if computes else [shape], result)
     return site.convert(value if computes else received[0], site.lowering.dtype)
