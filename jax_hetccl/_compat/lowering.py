@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import config, core
 from jax._src import shard_map as shard_map_lib
@@ -80,24 +81,41 @@ class Lowering:
         self, x: ir.Value, elements: int, dtype: Any, axes: tuple[str, ...], size: int, groups: Groups = None
     ) -> ir.Value:
         """Stock ``all_gather`` of a vector's pieces within the cluster; ``elements`` is the result's."""
-        ctx = self._with(self._aval((elements // size,), dtype), self._aval((elements,), dtype))
         params = dict(axis_name=axes, all_gather_dimension=0, axis_index_groups=groups, axis_size=size, tiled=True)
-        return self._one(stock_rule(parallel.all_gather_p)(ctx, x, **params))
+        return self._moved(parallel.all_gather_p, x, (elements // size,), (elements,), dtype, params)
 
     def local_all_to_all(
         self, x: ir.Value, shape: Sequence[int], dtype: Any, axes: tuple[str, ...], groups: Groups = None
     ) -> ir.Value:
         """Stock ``all_to_all`` of rows within the cluster: row ``i`` goes to rank ``i``."""
-        ctx = self._with(self._aval(shape, dtype), self._aval(shape, dtype))
         params = dict(axis_name=axes, split_axis=0, concat_axis=0, axis_index_groups=groups, tiled=True)
-        return self._one(stock_rule(parallel.all_to_all_p)(ctx, x, **params))
+        return self._moved(parallel.all_to_all_p, x, shape, shape, dtype, params)
 
     def local_permute(
         self, x: ir.Value, dtype: Any, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]
     ) -> ir.Value:
         """Stock ``ppermute`` within the cluster."""
-        ctx = self._with(self._aval(self.shape, dtype), self._aval(self.shape, dtype))
-        return self._one(stock_rule(parallel.ppermute_p)(ctx, x, axis_name=axes, perm=tuple(pairs)))
+        params = dict(axis_name=axes, perm=tuple(pairs))
+        return self._moved(parallel.ppermute_p, x, self.shape, self.shape, dtype, params)
+
+    def _moved(
+        self,
+        primitive: core.Primitive,
+        x: ir.Value,
+        before: Sequence[int],
+        after: Sequence[int],
+        dtype: Any,
+        params: dict[str, Any],
+    ) -> ir.Value:
+        """A stock collective that only moves values. Floats of eight bits go as integers: NCCL knows but two kinds."""
+        kind = np.dtype(dtype)
+        byte = kind.itemsize == 1 and jnp.issubdtype(kind, jnp.floating)
+        carried = np.dtype(np.uint8) if byte else kind
+        if byte:
+            x = hlo.bitcast_convert(self.type(before, carried), x)
+        ctx = self._with(self._aval(before, carried), self._aval(after, carried))
+        y = self._one(stock_rule(primitive)(ctx, x, **params))
+        return hlo.bitcast_convert(self.type(after, kind), y) if byte else y
 
     def pick(self, where: np.ndarray, yes: ir.Value, no: ir.Value, axes: tuple[str, ...]) -> ir.Value:
         """``yes`` on the ranks whose number within the cluster is set in ``where``, ``no`` on the others.
