@@ -215,7 +215,8 @@ def test_settings_of_gpus_and_staging():
 def test_a_gpu_gets_large_slots():
     config = resolve(GOOD)
     assert staging(config, ("cpu", "cpu")) == (128 << 10, 16)
-    assert staging(config, ("cpu", "cuda")) == staging(config, ("rocm", "cuda")) == (4 << 20, 8)
+    assert staging(config, ("cpu", "cuda")) == (4 << 20, 8)
+    assert staging(config, ("rocm", "cuda")) == (8 << 20, 6)
 
 
 def test_hardware_queues_are_asked_for_in_time():

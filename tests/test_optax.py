@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_sync import judge, run
 
+from harness import platforms
 from harness.pythons import other_pythons
 from jax_hetccl.syncing import formats
 
@@ -38,6 +39,7 @@ CELLS: dict[str, tuple[str, ...]] = {
     ),
 }
 EVERYWHERE = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))
+_ON_PLATFORMS = {"1/1": EVERYWHERE}  # with HETCCL_TEST_PLATFORMS, since GPUs are few
 ONE_PROCESS = ("absent", "chain", "refusals")  # these look at whole arrays, which a process of several does not hold
 MIXED = ("formats", "diloco_narrow", "averaging")
 
@@ -46,15 +48,16 @@ _run = functools.partial(run, worker="optax_worker.py")
 
 def scenarios(layout: str, soak: bool) -> tuple[str, ...]:
     """What runs in a layout, in one world."""
-    if not soak:
-        return CELLS[layout]
+    if platforms.chosen() or not soak:
+        return {**CELLS, **_ON_PLATFORMS}[layout]
     return tuple(name for name in EVERYWHERE if "+" not in layout or name not in ONE_PROCESS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "layout" in metafunc.fixturenames:
         soak = metafunc.config.getoption("--soak")
-        metafunc.parametrize(("layout", "scenario"), [(la, s) for la in CELLS for s in scenarios(la, soak)])
+        layouts = _ON_PLATFORMS if platforms.chosen() else CELLS
+        metafunc.parametrize(("layout", "scenario"), [(la, s) for la in layouts for s in scenarios(la, soak)])
 
 
 @pytest.mark.parametrize("off", [-2, -1, 0, 1, 2])
