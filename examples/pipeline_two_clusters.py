@@ -10,6 +10,8 @@ import numpy as np
 import jax_hetccl as hetccl
 
 STEPS, ROWS, RATE = 60, 32, 0.2
+jax.config.update("jax_default_matmul_precision", "highest")  # GPUs' default is shorter than float32, and not a CPU's
+world = hetccl.initialize()  # before anything uses JAX's devices
 first_weights, last_weights = (jax.random.normal(jax.random.key(k), s) / 3 for k, s in ((0, (8, 16)), (1, (16, 1))))
 
 
@@ -33,8 +35,6 @@ def on_one_device(step_count):
         losses.append(loss)
     return losses
 
-
-world = hetccl.initialize()
 
 if world.cluster == 0:
 
