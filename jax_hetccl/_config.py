@@ -177,11 +177,15 @@ _SETTINGS = (
         _values.one_of(INTEGER_FAILURES),
         "abort or raise: a failed exchange of integers on a GPU (default abort)",
     ),
-    _Setting("slot_kb", _values.between(4, 1 << 16), "KB of a staging slot, 4 to 65536 (default 128; with a GPU 4096)"),
+    _Setting(
+        "slot_kb",
+        _values.between(4, 1 << 16),
+        "KB of a staging slot, 4 to 65536 (default 128; GPU and CPU 4096; two GPUs 8192)",
+    ),
     _Setting(
         "slots",
         _values.between(2, 1024),
-        "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; with a GPU 8)",
+        "staging slots of each direction of a pair of ranks, 2 to 1024 (default 16; GPU and CPU 8; two GPUs 6)",
     ),
     _Setting("checksum", _values.flag, "1: a bit that flips on a tcp connection is an error; equal everywhere"),
     _Setting(
