@@ -28,7 +28,16 @@ from gpu_bench.children import ChildError, Group, free_port, group
 from gpu_bench.run import Run, repetitions, row
 
 # Processes of one device run the other programs of a send, those of `hetccl.send` and `recv`.
-OPS = (*(op for op in LOOPS if op != "send_loop"), "psum", "psum_donated", "all_gather", "psum_scatter", "ppermute", "swap", "send_recv")
+OPS = (
+    *(op for op in LOOPS if op != "send_loop"),
+    "psum",
+    "psum_donated",
+    "all_gather",
+    "psum_scatter",
+    "ppermute",
+    "swap",
+    "send_recv",
+)
 GLOO_SIZES = (4 * KB, MB, 16 * MB, 256 * MB)
 
 
