@@ -42,7 +42,7 @@ from jax_hetccl._compat.facts import (
 )
 from jax_hetccl._compat.hooks import Hooks
 from jax_hetccl._compat.install import install, uninstall
-from jax_hetccl._compat.lowering import Lowering
+from jax_hetccl._compat.lowering import Lowering, is_byte_float
 from jax_hetccl._compat.per_device import (
     chain_begin,
     chain_end,
@@ -90,6 +90,7 @@ __all__ = [
     "in_local",
     "install",
     "ir",
+    "is_byte_float",
     "local",
     "local_gather",
     "local_index",

@@ -36,6 +36,12 @@ _PLAIN = {
 Groups = Sequence[Sequence[int]] | None
 
 
+def is_byte_float(dtype: Any) -> bool:
+    """Whether values are floats of eight bits, which vendors' collectives know in part or not at all."""
+    # Not by numpy's size of an item, which is a byte for floats of four bits, too.
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits == 8
+
+
 class Lowering:
     """One equation that is being lowered inside a shard_map: what it works on, and how to emit operations for it."""
 
@@ -82,40 +88,34 @@ class Lowering:
     ) -> ir.Value:
         """Stock ``all_gather`` of a vector's pieces within the cluster; ``elements`` is the result's."""
         params = dict(axis_name=axes, all_gather_dimension=0, axis_index_groups=groups, axis_size=size, tiled=True)
-        return self._moved(parallel.all_gather_p, x, (elements // size,), (elements,), dtype, params)
+        return self._moved(parallel.all_gather_p, x, (elements,), dtype, params)
 
     def local_all_to_all(
         self, x: ir.Value, shape: Sequence[int], dtype: Any, axes: tuple[str, ...], groups: Groups = None
     ) -> ir.Value:
         """Stock ``all_to_all`` of rows within the cluster: row ``i`` goes to rank ``i``."""
         params = dict(axis_name=axes, split_axis=0, concat_axis=0, axis_index_groups=groups, tiled=True)
-        return self._moved(parallel.all_to_all_p, x, shape, shape, dtype, params)
+        return self._moved(parallel.all_to_all_p, x, shape, dtype, params)
 
     def local_permute(
         self, x: ir.Value, dtype: Any, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]
     ) -> ir.Value:
         """Stock ``ppermute`` within the cluster."""
         params = dict(axis_name=axes, perm=tuple(pairs))
-        return self._moved(parallel.ppermute_p, x, self.shape, self.shape, dtype, params)
+        return self._moved(parallel.ppermute_p, x, self.shape, dtype, params)
 
     def _moved(
-        self,
-        primitive: core.Primitive,
-        x: ir.Value,
-        before: Sequence[int],
-        after: Sequence[int],
-        dtype: Any,
-        params: dict[str, Any],
+        self, primitive: core.Primitive, x: ir.Value, shape: Sequence[int], dtype: Any, params: dict[str, Any]
     ) -> ir.Value:
-        """A stock collective that only moves values. Floats of eight bits go as integers: NCCL knows but two kinds."""
-        kind = np.dtype(dtype)
-        byte = kind.itemsize == 1 and jnp.issubdtype(kind, jnp.floating)
-        carried = np.dtype(np.uint8) if byte else kind
+        """A stock collective that only moves values; ``shape`` is the result's. Floats of eight bits go as integers: NCCL
+        knows but two kinds."""
+        before, byte = ir.RankedTensorType(x.type).shape, is_byte_float(dtype)
+        carried = np.uint8 if byte else dtype
         if byte:
             x = hlo.bitcast_convert(self.type(before, carried), x)
-        ctx = self._with(self._aval(before, carried), self._aval(after, carried))
+        ctx = self._with(self._aval(before, carried), self._aval(shape, carried))
         y = self._one(stock_rule(primitive)(ctx, x, **params))
-        return hlo.bitcast_convert(self.type(after, kind), y) if byte else y
+        return hlo.bitcast_convert(self.type(shape, dtype), y) if byte else y
 
     def pick(self, where: np.ndarray, yes: ir.Value, no: ir.Value, axes: tuple[str, ...]) -> ir.Value:
         """``yes`` on the ranks whose number within the cluster is set in ``where``, ``no`` on the others.

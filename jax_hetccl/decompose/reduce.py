@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_hetccl import group_plan, plan
-from jax_hetccl._compat import hlo, ir
+from jax_hetccl._compat import hlo, ir, is_byte_float
 from jax_hetccl._errors import UnsupportedError
 from jax_hetccl.decompose.common import Site, accumulator, unpacked
 from jax_hetccl.decompose.groups import Grouping
@@ -172,8 +172,7 @@ def _scattered(site: Site, x: ir.Value, total: int, dtype: np.dtype) -> ir.Value
 
 def _inside(site: Site, x: ir.Value, dtype: np.dtype, reduce: Callable[[ir.Value, np.dtype], ir.Value]) -> ir.Value:
     """A reduction by the vendor's collectives, which take no floats of 8 bits; float32 holds all of these."""
-    short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1
-    wide = np.dtype(np.float32) if short else dtype
+    wide = np.dtype(np.float32) if is_byte_float(dtype) else dtype
     return site.convert(reduce(site.convert(x, wide), wide), dtype)
 
 

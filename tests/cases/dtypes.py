@@ -67,6 +67,12 @@ def rare(env: Env) -> Any:
     return _sum_like(env, _values(env, env.params["dtype"]), ("psum", "pmax", "pmin"))
 
 
+@case("core", exact=True, vma=OFF, table=_each((*_FP8, *_RARE)))
+def short_and_large(env: Env) -> Any:
+    """Arrays large enough for pieces, which each cluster gathers: floats of eight bits as bytes, others as they are."""
+    return _sum_like(env, _values(env, env.params["dtype"], 30_000), ("psum", "pmax", "pmin"))
+
+
 @case("core", "wire", exact=True, rounded=("[1]",))
 def complex64(env: Env) -> Any:
     """Complex numbers add; they have no order."""
