@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
+from collections.abc import Callable
 from typing import Any, Self
 
 from jax_hetccl import _secret
@@ -20,6 +22,14 @@ def config(name: str, port: int, host: str = "127.0.0.1", **settings: Any) -> Co
     cluster, _, process = name.partition("/")
     settings = {"clusters": CLUSTERS, "secret": SECRET, "join_timeout": 20, **settings}
     return resolve({}, coordinator=(host, port), cluster=cluster, process=int(process), **settings)
+
+
+def until(condition: Callable[[], object], seconds: float = 5) -> bool:
+    """Waits for a condition; whether it came to hold."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
 
 
 class Meeting:

@@ -7,9 +7,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from test_sync import judge, run
+from test_sync import Table, judge, run
 
-from harness import platforms
 from harness.pythons import other_pythons
 from jax_hetccl.syncing import formats
 
@@ -38,26 +37,14 @@ CELLS: dict[str, tuple[str, ...]] = {
         "lost_is_sent_later",
     ),
 }
-EVERYWHERE = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))
-_ON_PLATFORMS = {"1/1": EVERYWHERE}  # with HETCCL_TEST_PLATFORMS, since GPUs are few
 ONE_PROCESS = ("absent", "chain", "refusals")  # these look at whole arrays, which a process of several does not hold
 MIXED = ("formats", "diloco_narrow", "averaging")
 
 _run = functools.partial(run, worker="optax_worker.py")
 
 
-def scenarios(layout: str, soak: bool) -> tuple[str, ...]:
-    """What runs in a layout, in one world."""
-    if platforms.chosen() or not soak:
-        return {**CELLS, **_ON_PLATFORMS}[layout]
-    return tuple(name for name in EVERYWHERE if "+" not in layout or name not in ONE_PROCESS)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "layout" in metafunc.fixturenames:
-        soak = metafunc.config.getoption("--soak")
-        layouts = _ON_PLATFORMS if platforms.chosen() else CELLS
-        metafunc.parametrize(("layout", "scenario"), [(la, s) for la in layouts for s in scenarios(la, soak)])
+TABLE = Table(CELLS, ONE_PROCESS)
+pytest_generate_tests = TABLE.parametrize
 
 
 @pytest.mark.parametrize("off", [-2, -1, 0, 1, 2])
@@ -78,7 +65,7 @@ def test_reciprocals_of_floats() -> None:
 
 def test_optax(layout: str, scenario: str, soak: bool) -> None:
     # One of them compiles as users do: what a compiler fuses must not change a bit.
-    judge(_run(layout, scenarios(layout, soak), quick=layout != "2/1"), scenario)
+    judge(_run(layout, TABLE.scenarios(layout, soak), quick=layout != "2/1"), scenario)
 
 
 def test_different_things_are_an_error_in_all() -> None:

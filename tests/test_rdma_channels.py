@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from meeting import Meeting, config
+from meeting import Meeting, config, until
 
 from jax_hetccl._errors import RendezvousError
 from jax_hetccl.connect import Channels, rdma_options
@@ -159,13 +159,6 @@ def start() -> Iterator[Any]:
 
 PAIRS = [(a, b) for a in range(4) for b in range(4, 8)]
 BACK = [(b, a) for a, b in PAIRS]
-
-
-def until(condition, seconds: float = 5) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(condition())
 
 
 def test_auto_takes_rdma_between_hosts_and_tells_the_engine_of_both_ports(start):

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from meeting import SECRET, Meeting, config
+from meeting import SECRET, Meeting, config, until
 
 from jax_hetccl import _secret
 from jax_hetccl._errors import RendezvousError
@@ -225,10 +225,7 @@ def test_a_recorded_join_takes_no_seat():
         ):
             meeting.start("right/0").result(10)
         assert len(recorder.said[0]) > 300
-        deadline = time.monotonic() + 5
-        while serving._seats and time.monotonic() < deadline:  # who gave up says so without waiting for an answer
-            time.sleep(0.01)
-        assert serving._seats == {}
+        assert until(lambda: serving._seats == {}), "who gave up says so without waiting for an answer"
         replay(port, bytes(recorder.said[0]))
         assert serving._seats == {}
     finally:

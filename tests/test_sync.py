@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -28,9 +29,6 @@ CELLS: dict[str, tuple[str, ...]] = {
     "2/1": ("narrow_floats", "other_types", "control_flow", "odd_leaves", "eager_and_donated", "compiled_again",
             "names", "explicit_axes", "refusals", "gradients", "buckets", "starts_early", "in_the_backward_loop"),
 }  # fmt: skip
-EVERYWHERE = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))
-# With HETCCL_TEST_PLATFORMS, since GPUs are few.
-_ON_PLATFORMS = {"1/1": EVERYWHERE}
 MORE_LAYOUTS = ("1/1", "4/3", "2+2/3/4")  # with --soak
 # These look at whole arrays, which a process of several does not hold.
 ONE_PROCESS = ("gradients", "control_flow", "odd_leaves")
@@ -104,23 +102,45 @@ def judge(answers: dict[str, dict[str, str]], scenario: str) -> None:
     assert len(digests) <= 1, got
 
 
-def scenarios(layout: str, soak: bool) -> tuple[str, ...]:
-    """What runs in a layout, in one world."""
-    if platforms.chosen() or not soak:
-        return {**CELLS, **_ON_PLATFORMS}[layout]
-    return tuple(name for name in EVERYWHERE if "+" not in layout or name not in ONE_PROCESS)
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Which scenarios run in which layouts.
+
+    Attributes:
+        cells: scenarios by layout.
+        one_process: scenarios that need clusters of one process.
+        more_layouts: with ``--soak``, in which every scenario runs in every layout.
+    """
+
+    cells: dict[str, tuple[str, ...]]
+    one_process: tuple[str, ...]
+    more_layouts: tuple[str, ...] = ()
+
+    def scenarios(self, layout: str, soak: bool) -> tuple[str, ...]:
+        """What runs in a layout, in one world."""
+        if not soak and not platforms.chosen():
+            return self.cells[layout]
+        everywhere = dict.fromkeys(name for names in self.cells.values() for name in names)
+        return tuple(name for name in everywhere if "+" not in layout or name not in self.one_process)
+
+    def parametrize(self, metafunc: pytest.Metafunc) -> None:
+        """One test for each scenario of each layout."""
+        if {"layout", "scenario"} <= set(metafunc.fixturenames):
+            soak = metafunc.config.getoption("--soak")
+            layouts = [*self.cells, *(self.more_layouts if soak else ())]
+            if platforms.chosen():
+                layouts = ["1/1"]  # since GPUs are few
+            rows = [(layout, name) for layout in layouts for name in self.scenarios(layout, soak)]
+            metafunc.parametrize(("layout", "scenario"), rows)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "scenario" in metafunc.fixturenames and "layout" in metafunc.fixturenames:
-        soak = metafunc.config.getoption("--soak")
-        layouts = [*CELLS, *(MORE_LAYOUTS if soak else ())] if not platforms.chosen() else [*_ON_PLATFORMS]
-        metafunc.parametrize(("layout", "scenario"), [(la, s) for la in layouts for s in scenarios(la, soak)])
+TABLE = Table(CELLS, ONE_PROCESS, MORE_LAYOUTS)
+pytest_generate_tests = TABLE.parametrize
 
 
 def test_sync(layout: str, scenario: str, soak: bool) -> None:
     # One of them compiles as users do.
-    judge(run(layout, scenarios(layout, soak), quick=layout != "2/1"), scenario)
+    judge(run(layout, TABLE.scenarios(layout, soak), quick=layout != "2/1"), scenario)
 
 
 @pytest.mark.parametrize("what", ["unlike", "differing"])
