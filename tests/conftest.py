@@ -56,7 +56,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize("cell", found, ids=[str(c) for c in found])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# A thousand worlds, two hundred kills: the limit of pyproject.toml is that of the short versions.
+_SOAK_LIMIT_S = 4200
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--soak"):
+        for item in items:
+            item.add_marker(pytest.mark.timeout(_SOAK_LIMIT_S))
+
     def place(item: pytest.Item) -> tuple[int, ...]:
         """First what needs no world, then world by world, then the tests that start worlds of their own."""
         callspec = getattr(item, "callspec", None)

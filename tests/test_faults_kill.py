@@ -99,7 +99,6 @@ class _Driver:
 CLUSTERS = {"2 clusters": "2/1", "3 clusters": "1/2/1"}
 
 
-@pytest.mark.timeout(2400)  # two hundred kills, with --soak
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("clusters", CLUSTERS)
 def test_any_process_killed_at_any_moment(pool: Pool, soak: bool, clusters: str, transport: str) -> None:

@@ -280,7 +280,6 @@ def _no_growth(answers: list[dict[str, Any]], megabytes: float) -> None:
         assert late["rss_mb"] - early["rss_mb"] < megabytes, answer
 
 
-@pytest.mark.timeout(4200)  # a thousand worlds, with --soak
 def test_worlds_leave_nothing_behind(start: Any, soak: bool) -> None:
     world = start(timeout=30.0, arrival_timeout=30.0)
     count = 1000 if soak else 12
