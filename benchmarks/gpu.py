@@ -27,9 +27,11 @@ from gpu_bench import KB, LOOPS, MB, SIZES, VISIBLE, gloo, iterations, report
 from gpu_bench.children import ChildError, Group, free_port, group
 from gpu_bench.run import Run, repetitions, row
 
-# Processes of one device run the other programs of a send, those of `hetccl.send` and `recv`.
 OPS = (
-    *(op for op in LOOPS if op != "send_loop"),
+    "psum_loop",
+    "swap_loop",
+    "ppermute_loop",
+    "send_recv_loop",
     "psum",
     "psum_donated",
     "all_gather",
