@@ -3,7 +3,8 @@
     python benchmarks/multi_gpu.py --out benchmarks/results
 
 Needs no hand: takes two clusters of half the GPUs each, and one GPU with one CPU device besides. ``--clusters`` names
-others: ``cuda:2+cuda:2``, ``cuda:3+cuda:1``; ``cpu:2+cpu:1`` runs anywhere. Each cluster is a JAX process of its own. In
+others: ``cuda:2+cuda:2``, ``cuda:3+cuda:1``; ``cpu:2+cpu:1`` runs anywhere, and with ``CUDA_VISIBLE_DEVICES=0,0`` two
+clusters share one GPU (with ``XLA_PYTHON_CLIENT_MEM_FRACTION=0.4``, and without stock JAX, which cannot). Each cluster is a JAX process of its own. In
 one run: the links' limits (pinned copies of all GPUs at once), stock JAX over all GPUs and over the first cluster's, the
 same operations across the clusters over shared memory and over TCP, sums in segments, an exchange behind matrix
 products, and training steps of a transformer with random weights: across clusters, in stock JAX, and with gradients that
@@ -66,6 +67,13 @@ def parse(text: str) -> tuple[Part, ...]:
 def together(parts: Sequence[Part]) -> Part:
     """All devices as one stock process has them."""
     return Part(parts[0].platform, tuple(sorted(d for p in parts for d in p.devices)))
+
+
+def shared(parts: Sequence[Part]) -> bool:
+    """Whether clusters share a GPU (``CUDA_VISIBLE_DEVICES=0,0``): what one has with a single one."""
+    shown = [p.environ().get(VISIBLE.get(p.platform, ""), "").split(",") for p in parts if p.platform != "cpu"]
+    devices = [d for of_part in shown for d in of_part]
+    return len(set(devices)) < len(devices)
 
 
 def default_clusters(gpus: int) -> list[str]:
@@ -233,6 +241,8 @@ def world_steps(run: Run, name: str, args: argparse.Namespace, sizes: Sequence[i
     """Everything about one choice of clusters."""
     parts = parse(name)
     alike = len({p.platform for p in parts}) == 1
+    # Stock JAX cannot have one GPU twice.
+    stock = {"skipped": "the clusters share a GPU"} if shared(parts) else None
     ops = args.ops.split(",")
     if any(p.platform != "cpu" for p in parts):
         run.step(f"limits {name}", lambda: limits(parts))
@@ -240,13 +250,13 @@ def world_steps(run: Run, name: str, args: argparse.Namespace, sizes: Sequence[i
         environs = world_environ(parts, HETCCL_TRANSPORT=transport)
         run.step(f"hetccl {name} {transport}", lambda e=environs: collectives(run, e, ops, sizes, SEGMENTS))
     if alike:
-        run.step(f"stock {name}", lambda: collectives(run, [together(parts).environ()], ops, sizes, ()))
+        run.step(f"stock {name}", lambda: stock or collectives(run, [together(parts).environ()], ops, sizes, ()))
         if len(parts[0].devices) > 1:
             run.step(f"stock {name} first cluster", lambda: collectives(run, [parts[0].environ()], ops, sizes, ()))
         run.step(f"overlap {name}", lambda: overlap(run, world_environ(parts), args.quick))
     if alike and not args.no_training:
         run.step(f"training {name}", lambda: training(run, world_environ(parts), args))
-        run.step(f"training {name} stock", lambda: training(run, [together(parts).environ()], args))
+        run.step(f"training {name} stock", lambda: stock or training(run, [together(parts).environ()], args))
         why = gloo.missing()
         staged = {"skipped": why} if why else None
         run.step(f"training {name} staged", lambda: staged or training(run, staged_environ(parts), args))
