@@ -12,13 +12,16 @@ class Failure:
     Args:
       kind: "peer_lost", "corrupt", "mismatch", "timeout", "aborted" or "internal".
       message: names operation, peer, and what to do.
+      lost_rank: the rank whose process is gone, if that is what failed; -1 if not.
     """
 
-    def __init__(self, kind: str, message: str) -> None: ...
+    def __init__(self, kind: str, message: str, lost_rank: int = -1) -> None: ...
     @property
     def kind(self) -> str: ...
     @property
     def message(self) -> str: ...
+    @property
+    def lost_rank(self) -> int: ...
 
 class PeerStats(TypedDict):
     """Payload bytes and messages exchanged with one rank."""

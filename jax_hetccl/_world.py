@@ -87,7 +87,7 @@ class World:
         first = clusters[self.cluster].first_rank
         self._rank_of_id = {device.id: first + i for i, device in enumerate(island.devices())}
         self._closed = threading.Event()
-        self._monitor = FailureMonitor(engine, control, self._under_way)
+        self._monitor = FailureMonitor(engine, control, self._under_way, owner)
         self.routes = routes
         opener = channels.Opener(config, control, routes.link)
         ports = {i: rdma_options(config, port) for i, port in enumerate(routes.ports(control.me)) if not port.why_not}

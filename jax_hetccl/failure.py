@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from jax_hetccl._errors import HetcclError, error_from
@@ -44,7 +44,7 @@ class FailureSource(Protocol):
     """The part of the native engine that failures concern."""
 
     def wait_failure(self, timeout_s: float) -> Any:
-        """Returns the first local failure (`kind`, `message`), or None after `timeout_s`."""
+        """Returns the first local failure (`kind`, `message`, `lost_rank`), or None after `timeout_s`."""
 
     def abort(self, kind: str, message: str) -> None:
         """Adopts the first error: all exchanges fail."""
@@ -81,10 +81,13 @@ class FailureMonitor:
         engine: FailureSource | None,
         control: ControlPlane,
         under_way: Callable[[int], str] = lambda member: "",
+        owner: Mapping[int, int] | None = None,
     ) -> None:
         """`engine` may be None where there are no channels; the control plane is watched anyway. `under_way` has a line
-        about a message that is queued or moving, one with that member if there is one; it must not block."""
+        about a message that is queued or moving, one with that member if there is one; it must not block. `owner` has
+        the member of each rank."""
         self._engine = engine
+        self._owner = owner or {}
         self._under_way = under_way
         self._control = control
         self._condition = threading.Condition()
@@ -165,7 +168,7 @@ class FailureMonitor:
             while not self._stop and not self._noticed():
                 failure = self._wait_local()
                 if failure is not None:
-                    self.report(failure.kind, failure.message, self._accused(failure))
+                    self.report(failure.kind, failure.message, self._owner.get(failure.lost_rank, -1))
                 for look in tuple(self._looks):
                     look()
             if self._noticed():
@@ -174,11 +177,6 @@ class FailureMonitor:
             _log.exception("the failure thread failed")
             if self._engine:
                 self._engine.abort("internal", f"the failure thread failed: {error!r}")
-
-    def _accused(self, failure: Any) -> int:
-        """The member that the engine says is lost: it begins with the rank's name."""
-        found = [m.index for m in self._control.members if failure.message.startswith(f"lost {m.name} rank ")]
-        return found[0] if failure.kind == "peer_lost" and found else -1
 
     def _noticed(self) -> bool:
         with self._condition:

@@ -16,6 +16,7 @@ from jax_hetccl._errors import ExchangeTimeoutError, HetcclError, MismatchError,
 from jax_hetccl.failure import GATHER_S, NEXT_S, Candidate, FailureMonitor, pick
 
 ALL = ("left/0", "left/1", "right/0")
+OWNER = {0: 0, 1: 0, 2: 1, 3: 2}  # rank: member
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Noticed:
 
     kind: str
     message: str
+    lost_rank: int = -1
 
 
 class TwinEngine:
@@ -34,8 +36,8 @@ class TwinEngine:
         self._event = threading.Event()
         self.adopted: list[tuple[str, str]] = []
 
-    def notice(self, kind: str, message: str) -> None:
-        self._noticed = Noticed(kind, message)
+    def notice(self, kind: str, message: str, lost_rank: int = -1) -> None:
+        self._noticed = Noticed(kind, message, lost_rank)
         self._event.set()
 
     def wait_failure(self, timeout_s: float) -> Noticed | None:
@@ -51,7 +53,7 @@ def world():
     with Meeting() as meeting:
         controls = meeting.join(*ALL)
         engines = [TwinEngine() for _ in controls]
-        monitors = [FailureMonitor(e, c) for e, c in zip(engines, controls, strict=True)]
+        monitors = [FailureMonitor(e, c, owner=OWNER) for e, c in zip(engines, controls, strict=True)]
         for monitor in monitors:
             monitor.start()
         yield meeting, engines, monitors
@@ -146,11 +148,11 @@ def test_a_loss_says_what_was_under_way_when_it_was_decided(world):
 
 
 def test_the_next_in_line_decides_at_once_if_the_first_is_the_lost_one(world):
-    """The engine's text says who is lost; the others do not wait for its decision."""
+    """The engine says who is lost; the others do not wait for its decision."""
     _, engines, monitors = world
     monitors[0].close()
     start = time.monotonic()
-    engines[2].notice("peer_lost", "lost left/0 rank 0 at right/0 rank 3 during psum")
+    engines[2].notice("peer_lost", "lost left/0 rank 1 at right/0 rank 3 during psum", lost_rank=1)
     errors = settle(monitors[1:])
     assert time.monotonic() - start < GATHER_S + NEXT_S
     assert len({str(e) for e in errors}) == 1 and "lost left/0" in str(errors[0])

@@ -30,6 +30,7 @@ using ZeroTuple = std::tuple<uint32_t, uint64_t, uint64_t>;
 struct Failure {
   std::string kind;
   std::string message;
+  int lost_rank;
 };
 
 void Raise(const Status& status) {
@@ -38,7 +39,7 @@ void Raise(const Status& status) {
 
 std::optional<Failure> ToFailure(const Status& status) {
   if (status.ok()) return std::nullopt;
-  return Failure{KindName(status.kind()), status.message()};
+  return Failure{KindName(status.kind()), status.message(), status.lost_rank()};
 }
 
 std::vector<PeerRange> Ranges(const std::vector<PeerTuple>& tuples) {
@@ -197,9 +198,10 @@ EngineObject::~EngineObject() {
 
 void DefineEngine(nb::module_& module) {
   nb::class_<Failure>(module, "Failure")
-      .def(nb::init<std::string, std::string>(), "kind"_a, "message"_a)
+      .def(nb::init<std::string, std::string, int>(), "kind"_a, "message"_a, "lost_rank"_a = -1)
       .def_ro("kind", &Failure::kind)
       .def_ro("message", &Failure::message)
+      .def_ro("lost_rank", &Failure::lost_rank)
       .def("__repr__", [](const Failure& failure) {
         return "Failure(" + failure.kind + ": " + failure.message + ")";
       });

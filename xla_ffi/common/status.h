@@ -22,18 +22,21 @@ ErrorKind KindFromName(std::string_view name);
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(ErrorKind kind, std::string message)
-      : error_(std::make_shared<const Error>(Error{kind, std::move(message)})) {}
+  // `lost_rank` is the rank whose process is gone, if that is what the error says.
+  Status(ErrorKind kind, std::string message, int lost_rank = -1)
+      : error_(std::make_shared<const Error>(Error{kind, std::move(message), lost_rank})) {}
 
   bool ok() const { return error_ == nullptr; }
-  // Both require !ok().
+  // These require !ok().
   ErrorKind kind() const { return error_->kind; }
   const std::string& message() const { return error_->message; }
+  int lost_rank() const { return error_->lost_rank; }  // -1: none
 
  private:
   struct Error {
     ErrorKind kind;
     std::string message;
+    int lost_rank;
   };
   std::shared_ptr<const Error> error_;
 };

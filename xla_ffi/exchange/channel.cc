@@ -49,6 +49,7 @@ void Channel::Break(Status status) {
 }
 
 void Channel::BreakWith(const Status& status, const char* doing, const Exchange* needed_by) {
+  // Without a lost rank: where RDMA gives up, the way to the peer may be gone and not its process.
   Break(Status(status.kind(), doing + PeerName() + " at " + LocalName() + During(needed_by) + ": " +
                                   status.message()));
 }
@@ -70,7 +71,7 @@ void Channel::CheckPeer(const transport::Endpoint& endpoint, const Exchange* nee
   } else {
     text += ": " + endpoint.lost_reason() + "; its process has died or was killed, see its output";
   }
-  Break(Status(ErrorKind::kPeerLost, std::move(text)));
+  Break(Status(ErrorKind::kPeerLost, std::move(text), peer_rank_));
 }
 
 bool Channel::Started(Exchange* exchange) {

@@ -117,6 +117,7 @@ TEST_P(FailureTest, ALateDepartureFailsWhoNeedsThePeer) {
   auto left = world.Start(0, {1}, 4);
   const Status error = Candidate(world.engine(0));
   EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+  EXPECT_EQ(error.lost_rank(), 1);
   ExpectMentions(error, {"right/0 rank 1", "left the world", "psum/data f32[4]"});
   EXPECT_TRUE(left->Failed());
 }
@@ -306,6 +307,7 @@ TEST(PeerLoss, AResetIsNoticedOnBothSides) {
   for (int rank : {0, 1}) {
     const Status error = Candidate(world.engine(rank));
     EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(error.lost_rank(), 1 - rank);
     ExpectMentions(error,
                    {"psum/data f32[100000]", rank == 0 ? "right/0 rank 1" : "left/0 rank 0"});
   }
@@ -330,6 +332,7 @@ TEST(PeerLoss, IsNoticedWithinASecondWhileIdle) {
     const auto candidate = world.engine(0).WaitFailure(seconds(1));
     ASSERT_TRUE(candidate.has_value());
     EXPECT_EQ(candidate->kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(candidate->lost_rank(), 1);
     ExpectMentions(*candidate, {"right/0 rank 1", "no operation was under way"});
   }
 }
