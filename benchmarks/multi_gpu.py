@@ -4,12 +4,12 @@
 
 Needs no hand: takes two clusters of half the GPUs each, and one GPU with one CPU device besides. ``--clusters`` names
 others: ``cuda:2+cuda:2``, ``cuda:3+cuda:1``; ``cpu:2+cpu:1`` runs anywhere, and with ``CUDA_VISIBLE_DEVICES=0,0`` two
-clusters share one GPU (with ``XLA_PYTHON_CLIENT_MEM_FRACTION=0.4``, and without stock JAX, which cannot). Each cluster is a JAX process of its own. In
-one run: the links' limits (pinned copies of all GPUs at once), stock JAX over all GPUs and over the first cluster's, the
-same operations across the clusters over shared memory and over TCP, sums in segments, an exchange behind matrix
-products, and training steps of a transformer with random weights: across clusters, in stock JAX, and with gradients that
-PyTorch's Gloo adds in host memory. All results are checked. ``--tests`` runs the tables of collectives with these
-clusters, too.
+clusters share one GPU (with ``XLA_PYTHON_CLIENT_MEM_FRACTION=0.4``, and without stock JAX, which cannot). Each cluster is
+a JAX process of its own. In one run: the links' limits (pinned copies of all GPUs at once), stock JAX over all GPUs and
+over the first cluster's, the same operations across the clusters over shared memory and over TCP, sums in segments, an
+exchange behind matrix products, and training steps of a transformer with random weights: across clusters, in stock JAX,
+and with gradients that PyTorch's Gloo adds in host memory. All results are checked. ``--tests`` runs the tables of
+collectives with these clusters, too.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def together(parts: Sequence[Part]) -> Part:
 
 def shared(parts: Sequence[Part]) -> bool:
     """Whether clusters share a GPU (``CUDA_VISIBLE_DEVICES=0,0``): what one has with a single one."""
-    shown = [p.environ().get(VISIBLE.get(p.platform, ""), "").split(",") for p in parts if p.platform != "cpu"]
-    devices = [d for of_part in shown for d in of_part]
+    gpus = [(p.platform, p.environ()[VISIBLE[p.platform]].split(",")) for p in parts if p.platform != "cpu"]
+    devices = [(platform, index) for platform, indices in gpus for index in indices]
     return len(set(devices)) < len(devices)
 
 
