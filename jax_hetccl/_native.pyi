@@ -318,6 +318,9 @@ def tls_library() -> str:
       RuntimeError: there is none; names the library or what it lacks.
     """
 
+def kernel_tls_missing() -> str:
+    """Why the kernel does not encrypt what senders in TLS send; "" if it does. The first call tries it."""
+
 def rdma_devices() -> list[RdmaPort]:
     """All ports of the RDMA devices of this machine that can be opened.
 

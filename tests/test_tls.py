@@ -83,11 +83,15 @@ def test_the_doctor_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HETCCL_TLS", raising=False)
     [found] = [check for check in software.software_checks() if check.name == "TLS"]
     assert found.state == GOOD and _native.tls_library() in found.found
+    for missing, expected in (("", "; the kernel sends"), ("no module", "; OpenSSL sends, not the kernel (no module)")):
+        monkeypatch.setattr(_native, "kernel_tls_missing", lambda missing=missing: missing)
+        [found] = [check for check in software.software_checks() if check.name == "TLS"]
+        assert found.state == GOOD and found.found.endswith(expected)
 
-    def missing() -> str:
+    def no_library() -> str:
         raise RuntimeError("hetccl: no TLS: libssl.so.3: cannot open shared object file")
 
-    monkeypatch.setattr(_native, "tls_library", missing)
+    monkeypatch.setattr(_native, "tls_library", no_library)
     [found] = [check for check in software.software_checks() if check.name == "TLS"]
     assert found.state == NOTE and found.found == "libssl.so.3: cannot open shared object file"
     monkeypatch.setenv("HETCCL_TLS", "1")  # then `initialize` fails

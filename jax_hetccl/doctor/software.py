@@ -72,7 +72,7 @@ def _tls() -> Check:
     except ImportError:
         return Check("TLS", "not looked for: no native module", NOTE, "see above")
     try:
-        return Check("TLS", f"{native.tls_library()}, for HETCCL_TLS=1; not the kernel's")
+        library = native.tls_library()
     except RuntimeError as error:
         why = str(error).removeprefix("hetccl: no TLS: ")
         if wanted:
@@ -80,6 +80,9 @@ def _tls() -> Check:
                 "TLS", why, BAD, "HETCCL_TLS=1 is set: apt-get install libssl3, or set HETCCL_TLS=0 everywhere"
             )
         return Check("TLS", why, NOTE, "needed for HETCCL_TLS=1 only")
+    missing = native.kernel_tls_missing()
+    sends = f"OpenSSL sends, not the kernel ({missing})" if missing else "the kernel sends"
+    return Check("TLS", f"{library}, for HETCCL_TLS=1; {sends}")
 
 
 def _compiler() -> Check:

@@ -182,6 +182,7 @@ void DefineTransports(nb::module_& module) {
     if (!status.ok()) throw std::runtime_error("hetccl: " + status.message());
     return version;
   });
+  module.def("kernel_tls_missing", [] { return transport::tcp::WhyNoTlsInKernel(); });
   module.attr("GPU_SLOT_BYTES") = transport::shm::kGpuSlotBytes;
   module.attr("GPU_SLOTS") = transport::shm::kGpuSlots;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "xla_ffi/transport/tcp/kernel_tls.h"
 #include "xla_ffi/transport/tcp/lanes.h"
 #include "xla_ffi/transport/tcp/openssl.h"
 #include "xla_ffi/transport/tcp/receiver.h"
@@ -28,7 +29,8 @@ Status MakeStreams(std::vector<UniqueFd> sockets, const Options& options, TlsRol
       continue;
     }
     const Duration left = std::max(Duration::zero(), deadline - now);
-    const TlsOptions tls = {options.tls_keys[i], role, left, options.tls_records_per_key};
+    const TlsOptions tls = {options.tls_keys[i], role, left, options.tls_records_per_key,
+                            options.tls_in_kernel};
     std::unique_ptr<Stream> stream;
     if (Status status = TlsStream(std::move(sockets[i]), tls, &stream); !status.ok()) return status;
     streams->push_back(std::move(stream));
@@ -74,5 +76,7 @@ Status FindTls(std::string* version) {
   *version = library->version(openssl::kVersionText);
   return Status();
 }
+
+std::string WhyNoTlsInKernel() { return WhyNoKernelTls(); }
 
 }  // namespace hetccl::transport::tcp

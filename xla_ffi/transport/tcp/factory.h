@@ -27,6 +27,8 @@ Status MakeReceiver(std::vector<UniqueFd> sockets, device::Space& space, const S
 
 // kInternal with the reason if this process cannot do TLS; else `*version` says by what it does.
 Status FindTls(std::string* version);
+// Why the kernel does not make the records that senders send; "" if it does. The first call tries.
+std::string WhyNoTlsInKernel();
 
 }  // namespace hetccl::transport::tcp
 

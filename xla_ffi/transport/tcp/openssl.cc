@@ -52,6 +52,7 @@ Status BindSsl(const std::string& name, Library* library) {
   bind(&library->ctx_set_default_read_buffer_len, "SSL_CTX_set_default_read_buffer_len");
   bind(&library->ctx_set_psk_use_session_callback, "SSL_CTX_set_psk_use_session_callback");
   bind(&library->ctx_set_psk_find_session_callback, "SSL_CTX_set_psk_find_session_callback");
+  bind(&library->ctx_set_keylog_callback, "SSL_CTX_set_keylog_callback");
   bind(&library->new_ssl, "SSL_new");
   bind(&library->free, "SSL_free");
   bind(&library->set_bio, "SSL_set_bio");
@@ -79,6 +80,8 @@ Status BindCrypto(const std::string& name, Library* library) {
   if (Status status = bind.Open(name); !status.ok()) return status;
   bind(&library->init_crypto, "OPENSSL_init_crypto");
   bind(&library->version, "OpenSSL_version");
+  bind(&library->evp_sha256, "EVP_sha256");
+  bind(&library->hmac, "HMAC");
   bind(&library->err_clear_error, "ERR_clear_error");
   bind(&library->err_get_error, "ERR_get_error");
   bind(&library->err_reason_error_string, "ERR_reason_error_string");

@@ -65,6 +65,7 @@ inline constexpr int kAlertDecodeError = 1050;
 using UseSession = int (*)(Ssl* ssl, const Digest* digest, const unsigned char** id,
                            size_t* id_bytes, Session** session);
 using FindSession = int (*)(Ssl* ssl, const unsigned char* id, size_t id_bytes, Session** session);
+using KeepLine = void (*)(const Ssl* ssl, const char* line);
 
 // Function pointers with the names of the libraries, without the SSL_ of the first.
 struct Library {
@@ -78,6 +79,7 @@ struct Library {
   void (*ctx_set_default_read_buffer_len)(Ctx* ctx, size_t bytes);
   void (*ctx_set_psk_use_session_callback)(Ctx* ctx, UseSession callback);
   void (*ctx_set_psk_find_session_callback)(Ctx* ctx, FindSession callback);
+  void (*ctx_set_keylog_callback)(Ctx* ctx, KeepLine callback);
   Ssl* (*new_ssl)(Ctx* ctx);
   void (*free)(Ssl* ssl);
   void (*set_bio)(Ssl* ssl, Bio* read, Bio* write);
@@ -100,6 +102,10 @@ struct Library {
 
   int (*init_crypto)(uint64_t options, const void* settings);
   const char* (*version)(int what);
+  const Digest* (*evp_sha256)();
+  unsigned char* (*hmac)(const Digest* digest, const void* key, int key_bytes,
+                         const unsigned char* data, size_t bytes, unsigned char* out,
+                         unsigned int* out_bytes);
   void (*err_clear_error)();
   unsigned long (*err_get_error)();
   const char* (*err_reason_error_string)(unsigned long error);

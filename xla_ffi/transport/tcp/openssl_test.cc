@@ -9,6 +9,8 @@
 #if __has_include(<openssl/ssl.h>)
 #include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/ssl.h>
 
 namespace hetccl::transport::tcp::openssl {
@@ -79,6 +81,7 @@ SAME_CALL(ctx_set_verify, SSL_CTX_set_verify);
 SAME_CALL(ctx_set_default_read_buffer_len, SSL_CTX_set_default_read_buffer_len);
 SAME_CALL(ctx_set_psk_use_session_callback, SSL_CTX_set_psk_use_session_callback);
 SAME_CALL(ctx_set_psk_find_session_callback, SSL_CTX_set_psk_find_session_callback);
+SAME_CALL(ctx_set_keylog_callback, SSL_CTX_set_keylog_callback);
 SAME_CALL(new_ssl, SSL_new);
 SAME_CALL(free, SSL_free);
 SAME_CALL(set_bio, SSL_set_bio);
@@ -100,6 +103,8 @@ SAME_CALL(session_set_cipher, SSL_SESSION_set_cipher);
 SAME_CALL(session_set_protocol_version, SSL_SESSION_set_protocol_version);
 SAME_CALL(init_crypto, OPENSSL_init_crypto);
 SAME_CALL(version, OpenSSL_version);
+SAME_CALL(evp_sha256, EVP_sha256);
+SAME_CALL(hmac, HMAC);
 SAME_CALL(err_clear_error, ERR_clear_error);
 SAME_CALL(err_get_error, ERR_get_error);
 SAME_CALL(err_reason_error_string, ERR_reason_error_string);

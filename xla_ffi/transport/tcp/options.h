@@ -13,7 +13,7 @@ namespace hetccl::transport::tcp {
 
 inline constexpr size_t kTlsKeyBytes = 32;
 
-// The same on both sides.
+// The same on both sides, besides the last.
 struct Options {
   // A bit that changes on the way is an error of the receiver.
   bool checksum = false;
@@ -25,6 +25,8 @@ struct Options {
   // Then the key that a side of TLS sends with is replaced: RFC 8446, 5.5 allows 2^24.5 full
   // records for AES-GCM.
   uint64_t tls_records_per_key = uint64_t{1} << 24;
+  // Whether the kernel makes the sender's records of TLS, where it can.
+  bool tls_in_kernel = true;
 };
 
 }  // namespace hetccl::transport::tcp

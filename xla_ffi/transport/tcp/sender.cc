@@ -1,9 +1,5 @@
 #include "xla_ffi/transport/tcp/sender.h"
 
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -158,14 +154,9 @@ void TcpSender::SayGoodbye() {
 // Closing a socket whose peer still sends makes the kernel drop what it has not delivered yet.
 bool TcpSender::Drained() {
   if (peer_ == PeerState::kLost) return true;
-  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-    int domain = 0;
-    socklen_t size = sizeof(domain);
-    const bool known = ::getsockopt(lane.stream->fd(), SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0;
-    if (known && domain == AF_UNIX) return true;  // the bytes are the receiver's already
-    int unsent = 0;
-    return ::ioctl(lane.stream->fd(), SIOCOUTQ, &unsent) != 0 || unsent == 0;
-  });
+  bool drained = true;
+  for (const Lane& lane : lanes_) drained &= lane.stream->Drained();
+  return drained;
 }
 
 }  // namespace hetccl::transport::tcp

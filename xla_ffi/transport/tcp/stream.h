@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_TRANSPORT_TCP_STREAM_H_
 #define XLA_FFI_TRANSPORT_TCP_STREAM_H_
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <cstddef>
@@ -27,6 +28,10 @@ struct Moved {
   std::string reason = {};
 };
 
+// One sendmsg that does not wait, of bytes as they are.
+Moved SendMessage(int fd, const msghdr& message);
+Moved SendPieces(int fd, const iovec* pieces, int count);
+
 // Owns the socket. Used by one thread at a time; never blocks.
 class Stream {
  public:
@@ -40,7 +45,10 @@ class Stream {
   Moved Send(const void* data, size_t bytes);
   Moved Receive(void* data, size_t bytes);
   // No bytes will follow.
-  void EndSending();
+  virtual void EndSending();
+  // Whether the peer's kernel has all that was sent, or never will: then closing loses nothing. To
+  // be asked again until it does.
+  virtual bool Drained();
 
  private:
   UniqueFd fd_;

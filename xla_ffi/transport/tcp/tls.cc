@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/transport/tcp/kernel_tls.h"
 #include "xla_ffi/transport/tcp/lanes.h"
 #include "xla_ffi/transport/tcp/openssl.h"
 #include "xla_ffi/transport/tcp/options.h"
+#include "xla_ffi/transport/tcp/traffic_secret.h"
 
 namespace hetccl::transport::tcp {
 namespace {
@@ -31,6 +33,7 @@ constexpr int kAppData = 0;  // the index of ex_data that is the application's
 // The socket as OpenSSL sees it. Its own socket BIO raises SIGPIPE when the peer is gone.
 struct Socket {
   int fd;
+  bool kernel_sends = false;  // and would encrypt OpenSSL's records once more
   bool ended = false;
   int error = 0;  // an errno value
 };
@@ -53,25 +56,27 @@ int Done(Bio* bio, ssize_t bytes, int direction) {
   return -1;
 }
 
-int FdOf(Bio* bio) {
+Socket* SocketOf(Bio* bio) {
   const Library* library = nullptr;
-  return openssl::Load(&library).ok() ? static_cast<Socket*>(library->bio_get_data(bio))->fd : -1;
+  return openssl::Load(&library).ok() ? static_cast<Socket*>(library->bio_get_data(bio)) : nullptr;
 }
 
 int BioRead(Bio* bio, char* data, int bytes) {
-  const int fd = FdOf(bio);
+  const Socket* socket = SocketOf(bio);
+  if (socket == nullptr) return -1;
   ssize_t count;
   do {
-    count = ::recv(fd, data, static_cast<size_t>(bytes), MSG_DONTWAIT);
+    count = ::recv(socket->fd, data, static_cast<size_t>(bytes), MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
   return Done(bio, count, openssl::kBioRead);
 }
 
 int BioWrite(Bio* bio, const char* data, int bytes) {
-  const int fd = FdOf(bio);
+  const Socket* socket = SocketOf(bio);
+  if (socket == nullptr || socket->kernel_sends) return -1;
   ssize_t count;
   do {
-    count = ::send(fd, data, static_cast<size_t>(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+    count = ::send(socket->fd, data, static_cast<size_t>(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
   return Done(bio, count, openssl::kBioWrite);
 }
@@ -120,11 +125,16 @@ class Tls final : public Stream {
 
   Moved Send(const iovec* pieces, int count) override;
   Moved Receive(const iovec* pieces, int count) override;
+  void EndSending() override;
+  bool Drained() override;
 
  private:
   static int UseSession(Ssl* ssl, const openssl::Digest*, const unsigned char** id,
                         size_t* id_bytes, Session** session);
   static int FindSession(Ssl* ssl, const unsigned char* id, size_t id_bytes, Session** session);
+  static void KeepSecret(const Ssl* ssl, const char* line);
+  // Lets the kernel send, if it can.
+  void HandOver();
   // What stands for the key in OpenSSL; null if there is no memory.
   Session* MakeSession() const;
   Status Failure(const std::string& reason) const {
@@ -147,8 +157,11 @@ class Tls final : public Stream {
   Ssl* ssl_ = nullptr;
   uint64_t records_ = 0;  // sent with the present key
   std::vector<char> record_;
-  Moved failed_;  // stays: nothing moves any more
-  Moved broken_;  // stays for receiving: the socket tells of its error once
+  Moved failed_;                       // stays: nothing moves any more
+  Moved broken_;                       // stays for receiving: the socket tells of its error once
+  TrafficSecret secret_;               // of what this end sends, on the way to the kernel
+  std::unique_ptr<KernelTls> kernel_;  // null: OpenSSL sends
+  bool ending_ = false;                // nothing more is sent, but the peer was not told yet
 };
 
 Status Tls::Prepare() {
@@ -163,6 +176,10 @@ Status Tls::Prepare() {
   // A server that offers a certificate instead of the key has none that could be verified.
   if (options_.role == TlsRole::kClient) {
     library_.ctx_set_verify(ctx, openssl::kVerifyPeer, nullptr);
+    // The log is the one way to a secret of OpenSSL's; nothing of it is written anywhere.
+    if (options_.in_kernel && WhyNoKernelTls().empty()) {
+      library_.ctx_set_keylog_callback(ctx, &KeepSecret);
+    }
   }
   library_.ctx_ctrl(ctx, openssl::kCtrlMode, modes, nullptr);
   library_.ctx_ctrl(ctx, openssl::kCtrlReadAhead, 1, nullptr);
@@ -202,8 +219,25 @@ Status Tls::Handshake() {
     pollfd ready = {fd(), static_cast<short>(reads ? POLLIN : POLLOUT), 0};
     (void)::poll(&ready, 1, static_cast<int>(left * 1000) + 1);
   }
-  if (library_.session_reused(ssl_) == 1) return Status();
-  return Failure("the peer did not prove that it has the key");
+  if (library_.session_reused(ssl_) != 1) {
+    return Failure("the peer did not prove that it has the key");
+  }
+  HandOver();
+  return Status();
+}
+
+void Tls::HandOver() {
+  if (!secret_.known()) return;
+  // OpenSSL has sent nothing yet behind the handshake, so the records' numbers begin at 0. Not
+  // every socket can, such as a unix one; then OpenSSL goes on.
+  socket_.kernel_sends =
+      KernelTls::Start(fd(), std::move(secret_), options_.records_per_key, library_, &kernel_).ok();
+}
+
+void Tls::KeepSecret(const Ssl* ssl, const char* line) {
+  const Library* library = nullptr;
+  if (!openssl::Load(&library).ok()) return;
+  static_cast<Tls*>(library->get_ex_data(ssl, kAppData))->secret_.Read(line);
 }
 
 Session* Tls::MakeSession() const {
@@ -241,6 +275,7 @@ int Tls::FindSession(Ssl* ssl, const unsigned char* id, size_t id_bytes, Session
 
 Moved Tls::Send(const iovec* pieces, int count) {
   if (failed_.how != Moved::How::kNothing) return failed_;
+  if (kernel_ != nullptr) return kernel_->Send(pieces, count);
   // Refused while a record is half sent: then after it.
   if (records_ >= options_.records_per_key &&
       library_.key_update(ssl_, openssl::kKeyUpdateOneWay) == 1) {
@@ -294,6 +329,23 @@ Moved Tls::Receive(const iovec* pieces, int count) {
   return {Moved::How::kSome, total};
 }
 
+void Tls::EndSending() {
+  if (kernel_ == nullptr) return Stream::EndSending();
+  ending_ = true;
+  (void)Drained();
+}
+
+// The kernel keeps a part of a record that found no room in the socket, and drops it when that is
+// shut down. So the end waits until the socket is empty; its alert then pushes what was kept.
+bool Tls::Drained() {
+  if (!Stream::Drained()) return false;
+  if (!ending_) return true;
+  if (kernel_->Send(Alert::kCloseNotify).how == Moved::How::kNothing) return false;
+  ending_ = false;
+  Stream::EndSending();
+  return Stream::Drained();
+}
+
 Moved Tls::Judge(int result, const char* attempt) {
   const int error = library_.get_error(ssl_, result);
   if (error == openssl::kErrorWantRead || error == openssl::kErrorWantWrite) return {};
@@ -302,6 +354,8 @@ Moved Tls::Judge(int result, const char* attempt) {
   if (socket_.ended || error == openssl::kErrorZeroReturn) return {Moved::How::kEnd};
   bool altered = false;
   const std::string reason = Reason(&altered);
+  // OpenSSL would have told the peer.
+  if (altered && kernel_ != nullptr) (void)kernel_->Send(Alert::kBadRecordMac);
   failed_ = {altered ? Moved::How::kForged : Moved::How::kBroken, 0, reason};
   return failed_;
 }

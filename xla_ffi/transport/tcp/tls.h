@@ -1,8 +1,8 @@
 // A socket's bytes in TLS 1.3, by OpenSSL, between two ends that already share a key.
 //
 // The key is an external pre-shared one (RFC 8446, 2.2), so there are no certificates; (EC)DHE
-// comes on top of it, so that the key alone does not open a recording. The kernel's TLS is not
-// used: it cannot take new keys from OpenSSL, and AES-GCM needs them after 400 GB (decision 87).
+// comes on top of it, so that the key alone does not open a recording. Behind the handshake the
+// kernel sends what the client does, where it can (kernel_tls.h).
 #ifndef XLA_FFI_TRANSPORT_TCP_TLS_H_
 #define XLA_FFI_TRANSPORT_TCP_TLS_H_
 
@@ -26,6 +26,7 @@ struct TlsOptions {
   TlsRole role;
   Duration patience;
   uint64_t records_per_key;
+  bool in_kernel;
 };
 
 // Does the handshake with the peer, which is in the same call: waits, bounded. An error names both

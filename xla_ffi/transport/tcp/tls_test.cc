@@ -14,11 +14,13 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "xla_ffi/device/host_space.h"
 #include "xla_ffi/transport/tcp/factory.h"
+#include "xla_ffi/transport/tcp/kernel_tls.h"
 
 namespace hetccl::transport::tcp {
 namespace {
@@ -141,10 +143,27 @@ class Relay {
   std::thread there_, back_;
 };
 
+// The next thing that comes.
+Moved Await(Stream* stream, void* data, size_t bytes) {
+  const TimePoint deadline = Clock::now() + kPatience;
+  Moved moved;
+  while (moved.how == Moved::How::kNothing && Clock::now() < deadline) {
+    moved = stream->Receive(data, bytes);
+    pollfd ready = {stream->fd(), POLLIN, 0};
+    if (moved.how == Moved::How::kNothing) (void)::poll(&ready, 1, 100);
+  }
+  return moved;
+}
+
+// Who makes the records that the sender sends.
+enum class By { kOpenSsl, kKernel };
+
+std::string NameOf(By by) { return by == By::kKernel ? "Kernel" : "OpenSsl"; }
+
 // A channel of one socket through a relay.
-class Tls : public ::testing::Test {
+class TlsChannel : public ::testing::Test {
  protected:
-  Tls() {
+  explicit TlsChannel(By by) : by_(by) {
     auto [from, relay_from] = Connected();
     auto [to, relay_to] = Connected();
     from_.push_back(std::move(from));
@@ -152,18 +171,51 @@ class Tls : public ::testing::Test {
     relay_ = std::make_unique<Relay>(std::move(relay_from), std::move(relay_to));
   }
 
-  static Options With(const std::string& key) {
+  void SetUp() override {
+    if (by_ == By::kKernel && !WhyNoKernelTls().empty()) GTEST_SKIP() << WhyNoKernelTls();
+  }
+
+  Options With(const std::string& key) const {
     Options options;
     options.tls_keys = {key};
     options.patience = kPatience;
+    options.tls_records_per_key = records_per_key_;
+    options.tls_in_kernel = by_ == By::kKernel;
     return options;
   }
 
   void Make(const std::string& key, const std::string& other) {
+    const int fd = from_[0].get();
     std::thread sender(
         [&] { sent_ = MakeSender(std::move(from_), space_, {}, With(key), &sender_); });
     received_ = MakeReceiver(std::move(to_), space_, {}, With(other), &receiver_);
     sender.join();
+    if (!sent_.ok()) return;
+    EXPECT_EQ(KernelSends(fd), by_ == By::kKernel);
+  }
+
+  // The two ends of a connection without the channel and the relay.
+  void MakeStreams(std::unique_ptr<Stream>* client, std::unique_ptr<Stream>* server) {
+    auto [from, to] = Connected();
+    std::thread dialer([&, fd = std::move(from)]() mutable {
+      sent_ = TlsStream(std::move(fd), Of(TlsRole::kClient), client);
+    });
+    received_ = TlsStream(std::move(to), Of(TlsRole::kServer), server);
+    dialer.join();
+    ASSERT_TRUE(sent_.ok() && received_.ok()) << sent_.message() << received_.message();
+    ASSERT_EQ(KernelSends((*client)->fd()), by_ == By::kKernel);
+  }
+
+  TlsOptions Of(TlsRole role) const {
+    return {kKey, role, kPatience, records_per_key_, by_ == By::kKernel};
+  }
+
+  // As the kernel says.
+  static bool KernelSends(int fd) {
+    kernel::CryptoInfo info = {};
+    socklen_t size = sizeof(info);
+    return ::getsockopt(fd, kernel::kSolTls, kernel::kTlsTx, &info, &size) == 0 &&
+           info.version == kernel::kTls13;
   }
 
   // Sends one message and receives it, until that is done or either side has an error.
@@ -187,6 +239,8 @@ class Tls : public ::testing::Test {
     done_ = sending.done && receiving.done;
   }
 
+  const By by_;
+  uint64_t records_per_key_ = Options().tls_records_per_key;
   device::HostSpace space_;
   std::vector<UniqueFd> from_, to_;
   std::unique_ptr<Relay> relay_;
@@ -196,13 +250,21 @@ class Tls : public ::testing::Test {
   bool done_ = false;
 };
 
+class Tls : public TlsChannel, public ::testing::WithParamInterface<By> {
+ protected:
+  Tls() : TlsChannel(GetParam()) {}
+};
+
+INSTANTIATE_TEST_SUITE_P(By, Tls, ::testing::Values(By::kOpenSsl, By::kKernel),
+                         [](const auto& info) { return NameOf(info.param); });
+
 std::string Pattern(size_t bytes) {
   std::string pattern;
   for (size_t i = 0; pattern.size() < bytes; ++i) pattern += "gradient " + std::to_string(i) + ";";
   return pattern.substr(0, bytes);
 }
 
-TEST_F(Tls, NothingOfAMessageIsOnTheWire) {
+TEST_P(Tls, NothingOfAMessageIsOnTheWire) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok()) << sent_.message();
   ASSERT_TRUE(received_.ok()) << received_.message();
@@ -216,7 +278,7 @@ TEST_F(Tls, NothingOfAMessageIsOnTheWire) {
   EXPECT_EQ(seen.find("HCCL"), std::string::npos) << "a header";
 }
 
-TEST_F(Tls, AFlippedBitIsAnErrorOfBothSidesThatNamesTheLink) {
+TEST_P(Tls, AFlippedBitIsAnErrorOfBothSidesThatNamesTheLink) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok() && received_.ok());
   relay_->set_change([](std::string* bytes) { (*bytes)[bytes->size() / 2] ^= 4; });
@@ -236,12 +298,15 @@ TEST_F(Tls, AFlippedBitIsAnErrorOfBothSidesThatNamesTheLink) {
 }
 
 // Type, version and length are not encrypted, and OpenSSL looks at them first.
-class TlsHead : public Tls, public ::testing::WithParamInterface<size_t> {};
+class TlsHead : public TlsChannel, public ::testing::WithParamInterface<std::tuple<By, size_t>> {
+ protected:
+  TlsHead() : TlsChannel(std::get<By>(GetParam())) {}
+};
 
 TEST_P(TlsHead, AFlippedBitInARecordsHeadIsAnErrorOfBothSidesToo) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok() && received_.ok());
-  relay_->set_change([](std::string* bytes) { (*bytes)[GetParam()] ^= 0x44; });
+  relay_->set_change([](std::string* bytes) { (*bytes)[std::get<size_t>(GetParam())] ^= 0x44; });
   std::string got;
   Move(Pattern(100), &got);
   ASSERT_FALSE(received_.ok());
@@ -253,9 +318,136 @@ TEST_P(TlsHead, AFlippedBitInARecordsHeadIsAnErrorOfBothSidesToo) {
   EXPECT_EQ(sent_.kind(), ErrorKind::kCorrupt) << sent_.message();
 }
 
-INSTANTIATE_TEST_SUITE_P(Bytes, TlsHead, ::testing::Values(0, 1, 3));
+INSTANTIATE_TEST_SUITE_P(Bytes, TlsHead,
+                         ::testing::Combine(::testing::Values(By::kOpenSsl, By::kKernel),
+                                            ::testing::Values(0, 1, 3)),
+                         [](const auto& info) {
+                           return NameOf(std::get<By>(info.param)) +
+                                  std::to_string(std::get<size_t>(info.param));
+                         });
 
-TEST_F(Tls, RepeatedBytesAreAnError) {
+TEST_P(Tls, AFlippedBitInAnAcknowledgementIsAnErrorOfBothSidesToo) {
+  std::unique_ptr<Stream> client, server;
+  auto [from, relay_from] = Connected();
+  auto [relay_to, to] = Connected();
+  Relay relay(std::move(relay_to), std::move(relay_from));  // looks at what the server sends
+  std::thread dialer([&, fd = std::move(from)]() mutable {
+    sent_ = TlsStream(std::move(fd), Of(TlsRole::kClient), &client);
+  });
+  received_ = TlsStream(std::move(to), Of(TlsRole::kServer), &server);
+  dialer.join();
+  ASSERT_TRUE(sent_.ok() && received_.ok()) << sent_.message() << received_.message();
+  relay.set_change([](std::string* bytes) { bytes->back() ^= 4; });
+  ASSERT_EQ(server->Send("a", 1).bytes, 1);
+  for (Stream* end : {client.get(), server.get()}) {
+    char got;
+    const Moved found = Await(end, &got, 1);
+    EXPECT_EQ(found.how, Moved::How::kForged);
+    EXPECT_NE(found.reason.find("bad record mac"), std::string::npos) << found.reason;
+  }
+  EXPECT_EQ(client->Send("b", 1).how, Moved::How::kForged) << "nothing moves any more";
+}
+
+TEST_P(Tls, KeysAreRenewedUnderWay) {
+  records_per_key_ = 2;
+  Make(kKey, kKey);
+  ASSERT_TRUE(sent_.ok() && received_.ok()) << sent_.message() << received_.message();
+  for (const size_t bytes : {10, 100000, 1, 1000000, 50}) {
+    const std::string payload = Pattern(bytes);
+    std::string got;
+    Move(payload, &got);
+    ASSERT_TRUE(done_ && got == payload) << bytes << sent_.message() << received_.message();
+  }
+}
+
+// Sends until the socket is full; then reads until it is empty, several times.
+TEST_P(Tls, AFullSocketDelaysDataAndKeys) {
+  records_per_key_ = 2;
+  std::unique_ptr<Stream> client, server;
+  ASSERT_NO_FATAL_FAILURE(MakeStreams(&client, &server));
+  const std::string text = Pattern(16 << 20);
+  std::string got(text.size(), 0);
+  size_t sent = 0, received = 0;
+  int full = 0;
+  while (received < text.size()) {
+    while (sent < text.size()) {
+      const Moved moved =
+          client->Send(text.data() + sent, std::min<size_t>(text.size() - sent, 50000));
+      ASSERT_NE(moved.how, Moved::How::kBroken) << moved.reason;
+      if (moved.how == Moved::How::kNothing) break;
+      sent += moved.bytes;
+    }
+    if (sent < text.size()) ++full;
+    while (received < sent) {
+      const Moved moved = Await(server.get(), got.data() + received, got.size() - received);
+      ASSERT_EQ(moved.how, Moved::How::kSome) << moved.reason << " at " << received;
+      received += moved.bytes;
+    }
+  }
+  EXPECT_GT(full, 0);
+  EXPECT_EQ(got, text);
+}
+
+// Fills a socket with room for about so many bytes, ends it, and lets the other end read it all.
+void FillAndEnd(Stream* client, Stream* server, int room) {
+  ASSERT_EQ(::setsockopt(client->fd(), SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
+  const std::string text = Pattern(1 << 20);
+  size_t sent = 0, received = 0;
+  while (true) {
+    const size_t at = sent % text.size();
+    const Moved moved = client->Send(text.data() + at, text.size() - at);
+    if (moved.how == Moved::How::kNothing) break;
+    ASSERT_EQ(moved.how, Moved::How::kSome) << moved.reason;
+    sent += moved.bytes;
+  }
+  client->EndSending();
+  EXPECT_FALSE(client->Drained());
+  std::string got(text.size(), 0);
+  const TimePoint deadline = Clock::now() + kPatience;
+  Moved moved;
+  while (Clock::now() < deadline) {
+    (void)client->Drained();
+    const size_t at = received % text.size();
+    moved = server->Receive(got.data(), text.size() - at);
+    if (moved.how == Moved::How::kNothing) continue;
+    if (moved.how != Moved::How::kSome) break;
+    ASSERT_EQ(got.compare(0, moved.bytes, text, at, moved.bytes), 0) << "at " << received;
+    received += moved.bytes;
+  }
+  EXPECT_EQ(moved.how, Moved::How::kEnd) << moved.reason;
+  EXPECT_EQ(received, sent);
+  bool drained = false;  // the peer's kernel may take its time to tell
+  while (!drained && Clock::now() < deadline) drained = client->Drained();
+  EXPECT_TRUE(drained);
+}
+
+TEST_P(Tls, TheEndOfAFullSocketComesBehindItsData) {
+  // Where the room ends in a record, the kernel keeps the rest of that.
+  for (int room = 100000; room < 200000; room += 7000) {
+    std::unique_ptr<Stream> client, server;
+    ASSERT_NO_FATAL_FAILURE(MakeStreams(&client, &server));
+    FillAndEnd(client.get(), server.get(), room);
+    if (HasFailure()) FAIL() << "with room for " << room << " bytes";
+  }
+}
+
+TEST_P(Tls, APeerThatIsGoneIsAnErrorOfSending) {
+  std::unique_ptr<Stream> client, server;
+  ASSERT_NO_FATAL_FAILURE(MakeStreams(&client, &server));
+  ASSERT_EQ(server->Send("a", 1).bytes, 1);
+  char got;
+  ASSERT_EQ(Await(client.get(), &got, 1).bytes, 1);
+  server.reset();
+  const std::string text(100000, 'd');
+  const TimePoint deadline = Clock::now() + kPatience;
+  Moved moved;
+  while (moved.how != Moved::How::kBroken && Clock::now() < deadline) {
+    moved = client->Send(text.data(), text.size());
+  }
+  EXPECT_NE(moved.reason.find("sending to it failed: "), std::string::npos) << moved.reason;
+}
+
+TEST_P(Tls, RepeatedBytesAreAnError) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok() && received_.ok());
   std::string got;
@@ -266,7 +458,7 @@ TEST_F(Tls, RepeatedBytesAreAnError) {
   EXPECT_EQ(received_.kind(), ErrorKind::kCorrupt);
 }
 
-TEST_F(Tls, AnotherKeyIsRefusedByBoth) {
+TEST_P(Tls, AnotherKeyIsRefusedByBoth) {
   Make(kKey, std::string(kTlsKeyBytes, 'x'));
   ASSERT_FALSE(sent_.ok());
   ASSERT_FALSE(received_.ok());
@@ -277,7 +469,7 @@ TEST_F(Tls, AnotherKeyIsRefusedByBoth) {
   }
 }
 
-TEST_F(Tls, AKeyOfAnotherSizeIsRefused) {
+TEST_P(Tls, AKeyOfAnotherSizeIsRefused) {
   Make("short", kKey);
   ASSERT_FALSE(sent_.ok());
   EXPECT_NE(sent_.message().find("5 bytes instead of 32"), std::string::npos) << sent_.message();
@@ -286,7 +478,7 @@ TEST_F(Tls, AKeyOfAnotherSizeIsRefused) {
       << received_.message();
 }
 
-TEST_F(Tls, APeerWithoutTlsIsRefused) {
+TEST_P(Tls, APeerWithoutTlsIsRefused) {
   from_.clear();
   auto [plain, ours] = Connected();
   const std::string header(200, 'H');
@@ -298,7 +490,7 @@ TEST_F(Tls, APeerWithoutTlsIsRefused) {
   EXPECT_NE(status.message().find("the handshake failed"), std::string::npos) << status.message();
 }
 
-TEST_F(Tls, ASilentPeerIsWaitedForNoLongerThanAsked) {
+TEST_P(Tls, ASilentPeerIsWaitedForNoLongerThanAsked) {
   auto [silent, ours] = Connected();
   std::vector<UniqueFd> sockets;
   sockets.push_back(std::move(ours));
@@ -312,7 +504,7 @@ TEST_F(Tls, ASilentPeerIsWaitedForNoLongerThanAsked) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
 }
 
-TEST_F(Tls, AllSocketsTogetherAreWaitedForNoLongerThanAsked) {
+TEST_P(Tls, AllSocketsTogetherAreWaitedForNoLongerThanAsked) {
   auto [silent, second] = Connected();
   Options options = With(kKey);
   options.tls_keys.push_back(kKey);
@@ -321,8 +513,7 @@ TEST_F(Tls, AllSocketsTogetherAreWaitedForNoLongerThanAsked) {
   std::unique_ptr<Stream> first;
   std::thread peer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    const TlsOptions tls = {kKey, TlsRole::kServer, kPatience, options.tls_records_per_key};
-    received_ = TlsStream(std::move(to_[0]), tls, &first);
+    received_ = TlsStream(std::move(to_[0]), Of(TlsRole::kServer), &first);
   });
   sent_ = MakeSender(std::move(from_), space_, {}, options, &sender_);
   peer.join();
@@ -331,7 +522,7 @@ TEST_F(Tls, AllSocketsTogetherAreWaitedForNoLongerThanAsked) {
   EXPECT_NE(sent_.message().find("no handshake within 0."), std::string::npos) << sent_.message();
 }
 
-TEST_F(Tls, NobodyWaitsForThePeersSlots) {
+TEST_P(Tls, NobodyWaitsForThePeersSlots) {
   HeldSpace held;
   std::thread receiver(
       [&] { received_ = MakeReceiver(std::move(to_), held, {}, With(kKey), &receiver_); });
@@ -343,7 +534,7 @@ TEST_F(Tls, NobodyWaitsForThePeersSlots) {
   receiver_.reset();  // before the space
 }
 
-TEST_F(Tls, AResetInTheHandshakeStillNamesTheLink) {
+TEST_P(Tls, AResetInTheHandshakeStillNamesTheLink) {
   auto [ours, theirs] = Connected();
   std::thread peer([fd = std::move(theirs)]() mutable {
     char hello = 0;
@@ -361,18 +552,9 @@ TEST_F(Tls, AResetInTheHandshakeStillNamesTheLink) {
   }
 }
 
-TEST_F(Tls, AResetBehindDataIsFoundByTheNextCall) {
-  auto [from, to] = Connected();
+TEST_P(Tls, AResetBehindDataIsFoundByTheNextCall) {
   std::unique_ptr<Stream> client, server;
-  const Options defaults;
-  std::thread dialer([&, fd = std::move(from)]() mutable {
-    const TlsOptions tls = {kKey, TlsRole::kClient, kPatience, defaults.tls_records_per_key};
-    sent_ = TlsStream(std::move(fd), tls, &client);
-  });
-  const TlsOptions tls = {kKey, TlsRole::kServer, kPatience, defaults.tls_records_per_key};
-  received_ = TlsStream(std::move(to), tls, &server);
-  dialer.join();
-  ASSERT_TRUE(sent_.ok() && received_.ok()) << sent_.message() << received_.message();
+  ASSERT_NO_FATAL_FAILURE(MakeStreams(&client, &server));
   ASSERT_EQ(client->Send("last", 4).bytes, 4);
   pollfd arrived = {server->fd(), POLLIN, 0};
   ASSERT_EQ(::poll(&arrived, 1, 20000), 1);
@@ -389,7 +571,7 @@ TEST_F(Tls, AResetBehindDataIsFoundByTheNextCall) {
   }
 }
 
-TEST_F(Tls, EachSocketNeedsAKey) {
+TEST_P(Tls, EachSocketNeedsAKey) {
   auto [more, unused] = Connected();
   from_.push_back(std::move(more));
   const Status status = MakeSender(std::move(from_), space_, {}, With(kKey), &sender_);

@@ -162,6 +162,7 @@ const std::vector<Transport>& Transports() {
       {"tcp3_checked", [] { return TcpPair(3, LoopbackTcpPair, {true}); }, 80 << 20},
       {"tls1", [] { return TcpPair(1, LoopbackTcpPair, Tls(1)); }, 30 << 20},
       {"tls3_checked", [] { return TcpPair(3, LoopbackTcpPair, Tls(3, true)); }, 80 << 20},
+      {"tls1_many_keys", [] { return TcpPair(1, LoopbackTcpPair, TlsOfManyKeys()); }, 30 << 20},
       {"tls_unix", [] { return TcpPair(1, UnixPair, Tls(1)); }, 5 << 20},
       {"tls_many_keys", [] { return TcpPair(1, UnixPair, TlsOfManyKeys()); }, 5 << 20},
       {"unix", [] { return TcpPair(1, UnixPair); }, 5 << 20},
