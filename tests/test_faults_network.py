@@ -13,21 +13,21 @@ from harness.layout import Layout
 from harness.network import Network
 from harness.pool import Pool, World
 
-pytestmark = pytest.mark.skipif(bool(why := network.lacking()), reason=why or "there is a network")
-
 LOST_S = 5.0  # from the moment at which a link goes down to the last error
 FLAP_S = 3.0
 
 
-@pytest.fixture
-def spread(pool: Pool) -> Iterator[Callable[..., tuple[Network, World]]]:
+@pytest.fixture(params=network.KINDS)
+def spread(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Network, World]]]:
     """A world with each cluster on a host of its own."""
+    if why := network.lacking(request.param):
+        pytest.skip(why)
     pool.retire()
     made: list[tuple[Network, World]] = []
 
     def start(layout: str, **options: Any) -> tuple[Network, World]:
         parsed = Layout.parse(layout)
-        hosts = Network(len(parsed.clusters))
+        hosts = Network(len(parsed.clusters), request.param)
         coordinator = {"HETCCL_COORDINATOR": f"{hosts.address(0)}:7700"}
         around = {f"{parsed.name(c)}/0": {"network": hosts.namespaces[c]} for c in range(len(parsed.clusters))}
         try:
