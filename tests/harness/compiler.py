@@ -36,6 +36,8 @@ def flags(jaxlib: str) -> str:
     if tuple(map(int, jaxlib.split(".")[:2])) < (0, 11):
         # The emitters of today take half of the compiler's time; newer versions have no others.
         found += " --xla_cpu_use_fusion_emitters=false"
+        # Nor are small programs worth an LLVM module for each of 32 parts.
+        found += " --xla_cpu_parallel_codegen_split_count=1"
     return found
 
 
