@@ -31,6 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help="of the table of cases run only these worlds: LAYOUT-TRANSPORT[,...], as in test ids",
     )
+    parser.addoption(
+        "--one-mode",
+        action="store_true",
+        help="of the table of cases run each in one check_vma mode only, the two modes in turn",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, collect in (("cases", cells), ("batched", batched_cells)):
         marker = metafunc.definition.get_closest_marker(name)
         if marker is not None:
-            found = collect(marker.args, metafunc.config.getoption("--soak"))
+            found = collect(marker.args, metafunc.config.getoption("--soak"), metafunc.config.getoption("--one-mode"))
             if chosen := metafunc.config.getoption("--worlds"):
                 found = [c for c in found if f"{c.layout}-{c.transport}" in chosen.split(",")]
             metafunc.parametrize("cell", found, ids=[str(c) for c in found])

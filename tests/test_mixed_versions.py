@@ -22,21 +22,21 @@ _CASES = [c for c in module(*_MODULES) if c.tags & {"smoke", "order"} and not c.
 _CASES += [c for c in module("dtypes", "sizes") if "wire" in c.tags and c not in _CASES]
 
 
-def _run(pool: Pool, pythons: tuple[str, ...], transport: str, case: Case) -> None:
+def _run(pool: Pool, pythons: tuple[str, ...], transport: str, case: Case, modes: tuple[bool, ...]) -> None:
     world = pool.world(Layout.parse("2/1"), transport, pythons=pythons)
     assert len({h["jax"] for h in world.hello}) == 2, "the two interpreters have the same jax"
-    for vma in case.vma:
+    for vma in modes:
         check(pool, world, Run(case, vma), compiler_differs=True)
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda c: c.name)
-def test_tcp(case: Case, pool: Pool) -> None:
-    _run(pool, _PYTHONS, "tcp", case)
+def test_tcp(case: Case, pool: Pool, soak: bool) -> None:
+    _run(pool, _PYTHONS, "tcp", case, case.vma if soak else case.vma[:1])
 
 
 @pytest.mark.parametrize("case", [c for c in _CASES if "smoke" in c.tags], ids=lambda c: c.name)
-def test_shm_other_way_round(case: Case, pool: Pool) -> None:
-    _run(pool, _PYTHONS[::-1], "shm", case)
+def test_shm_other_way_round(case: Case, pool: Pool, soak: bool) -> None:
+    _run(pool, _PYTHONS[::-1], "shm", case, case.vma if soak else case.vma[-1:])
 
 
 @pytest.mark.parametrize("case", [c for c in module("p2p") if "p2p" in c.tags], ids=lambda c: c.name)

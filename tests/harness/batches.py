@@ -27,11 +27,11 @@ class Batched(Cell):
     names: tuple[str, ...]
 
 
-def batched_cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
+def batched_cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[Cell]:
     """The cells of these modules in batches; what is rejected or refused stays alone."""
     found: list[Cell] = []
     groups: dict[Any, list[Cell]] = {}
-    for cell in cells(modules, soak):
+    for cell in cells(modules, soak, one_mode):
         if cell.run.vma in cell.run.case.rejects or cell.run.case.refused:
             found.append(cell)
         else:

@@ -18,9 +18,9 @@ _FIRST = ("2/1", "shm")
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
     _FIRST: ("core", "refuse", "conform", "!turn"),
     ("2/2", "tcp"): ("!conform",),
-    ("2/1", "tcp"): ("!wire", "smoke", "order"),
+    ("2/1", "tcp"): ("!wire", "smoke", "!order"),
     ("1/1", "shm"): ("smoke",),
-    ("1/1", "tcp"): ("!smoke", "!order"),
+    ("1/1", "tcp"): ("!smoke",),
     ("2/1/2", "tcp"): ("!core", "smoke", "!order"),
     ("2/1/2", "shm"): ("!wire", "smoke"),
     ("1+1/1", "tcp"): ("!autodiff", "!wire", "!order", "smoke"),
@@ -77,8 +77,8 @@ def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
     return whole or half or (soak and "core" in case.tags), whole or soak
 
 
-def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
-    """The cells of these modules of cases."""
+def cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[Cell]:
+    """The cells of these modules of cases. `one_mode`: no case in both check_vma modes."""
     found = []
     for (layout, transport), tags in worlds().items():
         for number, case in enumerate(module(*modules)):
@@ -89,7 +89,8 @@ def cells(modules: tuple[str, ...], soak: bool) -> list[Cell]:
                 or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4")
             ):
                 continue
-            modes = case.vma if both or len(case.vma) == 1 else (case.vma[number % 2],)
+            whole = (both and not one_mode) or len(case.vma) == 1
+            modes = case.vma if whole else (case.vma[number % 2],)
             apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]
             found += [Cell(layout, transport, Run(case, vma, api)) for vma in modes for api in apis]
     return found
