@@ -46,6 +46,7 @@ class Config:
       ib_tc: traffic class of RDMA packets.
       ib_timeout: an acknowledgement of RDMA may take 4.096 µs times 2 to this power.
       ib_retry_cnt: how often RDMA sends again without an acknowledgement.
+      ib_odp: whether RDMA keeps registrations of buffers on ports with on-demand paging.
       port_range: inclusive `(low, high)` for every port this process listens on, or None.
       bucket_mb: size of a gradient bucket in MB.
       stream_sync: how a GPU's stream waits for the host: `"memops"` (stream memory operations), `"hostfunc"` (host
@@ -76,6 +77,7 @@ class Config:
     ib_tc: int = 0
     ib_timeout: int = 20
     ib_retry_cnt: int = 7
+    ib_odp: bool = False
     port_range: tuple[int, int] | None = None
     bucket_mb: float = 4.0
     stream_sync: str = "auto"
@@ -166,6 +168,9 @@ _SETTINGS = (
     _Setting("ib_tc", _values.between(0, 255), "traffic class of RDMA packets, 0 to 255 (default 0)"),
     _Setting("ib_timeout", _values.between(1, 31), "RDMA: an acknowledgement may take 4.096 us * 2^this (default 20)"),
     _Setting("ib_retry_cnt", _values.between(0, 7), "RDMA: attempts after the first one, 0 to 7 (default 7)"),
+    _Setting(
+        "ib_odp", _values.flag, "1: RDMA keeps registrations of buffers, on ports with on-demand paging (default 0)"
+    ),
     _Setting("axes", _values.parse_axes, "spanning axes: name or name=size, comma separated"),
     _Setting("port_range", _values.parse_port_range, "low-high for all listening ports (default: any)"),
     _Setting("bucket_mb", _values.positive, "size of a gradient bucket in MB (default 4)"),

@@ -54,9 +54,11 @@ class RoutedChannel(TypedDict):
     device: str
     port: int
     slots: str
-    """Where the slots lie, and why there."""
+    """Where the slots lie and why there, and how buffers are registered."""
     bytes_copied: int
     """Payload bytes that this side's CPU has copied: large messages between CPUs need none."""
+    registrations: int
+    """Of memory with the device that this process has made, for all of its channels."""
 
 class Gid(TypedDict):
     """One entry of a port's table of addresses."""
@@ -103,6 +105,7 @@ class RdmaOptions(TypedDict, total=False):
       traffic_class: of the IP header, 0 to 255.
       timeout: 4.096 us * 2**timeout until a packet is sent again, 1 to 31.
       retry_count: 0 to 7; software RoCE takes 7 for without end.
+      on_demand_paging: whether registrations of buffers are kept if the NIC follows the page tables.
     """
 
     device: str
@@ -111,6 +114,7 @@ class RdmaOptions(TypedDict, total=False):
     traffic_class: int
     timeout: int
     retry_count: int
+    on_demand_paging: bool
 
 class Stats(PeerStats):
     """Totals, and what makes them up."""
@@ -326,6 +330,15 @@ def rdma_devices() -> list[RdmaPort]:
 
     Raises:
       RuntimeError: libibverbs, or a symbol of it, is missing; says which, and which version has it.
+    """
+
+def why_not_on_demand(rdma: RdmaOptions, /) -> str:
+    """Why `on_demand_paging` would change nothing on this port; empty if registrations would be kept.
+
+    Tries it out, without the GIL, unless a channel by this device has: waits, for seconds at most.
+
+    Args:
+      rdma: `device`, `port` and `gid_index` matter.
     """
 
 def keep_freed_memory(bytes: int) -> bool:

@@ -264,8 +264,8 @@ def initialize(
       axes: spanning axes: `("data",)`, or `{"data": 8}` if the global size is known.
       local_device_ids: passed on to `jax.distributed.initialize`.
       **settings: `timeout`, `arrival_timeout`, `join_timeout`, `transport`, `socket_ifname`, `ib_hca`, `ib_gid_index`,
-        `ib_tc`, `ib_timeout`, `ib_retry_cnt`, `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`, `slot_kb`,
-        `slots`, `checksum`, `tls`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
+        `ib_tc`, `ib_timeout`, `ib_retry_cnt`, `ib_odp`, `port_range`, `bucket_mb`, `stream_sync`, `on_integer_failure`,
+        `slot_kb`, `slots`, `checksum`, `tls`, `keep_memory_mb`, `secret_file`, `coordinator_external`.
 
     Returns:
       The world.

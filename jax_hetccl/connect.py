@@ -56,6 +56,7 @@ def rdma_options(config: Config, port: Port) -> dict[str, Any]:
         "traffic_class": config.ib_tc,
         "timeout": config.ib_timeout,
         "retry_count": config.ib_retry_cnt,
+        "on_demand_paging": config.ib_odp,
     }
 
 

@@ -162,11 +162,18 @@ BACK = [(b, a) for a, b in PAIRS]
 
 
 def test_auto_takes_rdma_between_hosts_and_tells_the_engine_of_both_ports(start):
-    world = start(ib_tc=106, ib_timeout=18, ib_retry_cnt=3)
+    world = start(ib_tc=106, ib_timeout=18, ib_retry_cnt=3, ib_odp=True)
     world.channels["left/0"].ensure(PAIRS)
     assert set(world.channels["left/0"].transports().values()) == {"rdma"}
     assert until(lambda: len(world.channels["right/0"].transports()) == len(PAIRS))
-    expected = {"port": 1, "gid_index": 1, "traffic_class": 106, "timeout": 18, "retry_count": 3}
+    expected = {
+        "port": 1,
+        "gid_index": 1,
+        "traffic_class": 106,
+        "timeout": 18,
+        "retry_count": 3,
+        "on_demand_paging": True,
+    }
     assert world.engines["left/0"].added[0, 4, True] == ("rdma", {"device": "rxe0", **expected})
     assert world.engines["right/0"].added[4, 0, False] == ("rdma", {"device": "rxe1", **expected})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jax_hetccl import cli
+from jax_hetccl import _native, cli
 from jax_hetccl._config import lookup
 from jax_hetccl._errors import ConfigError
 from jax_hetccl.cli import topo
@@ -94,12 +94,10 @@ FACT: dict[str, Any] = {
 @pytest.fixture
 def native(monkeypatch) -> list[dict[str, Any]]:
     """The ports that the native module finds."""
-    from jax_hetccl import _native
-
     found = [dict(FACT)]
     monkeypatch.setattr(_native, "rdma_devices", lambda: found)
     monkeypatch.setattr(machine, "_gpus", lambda: iter(()))
-    for name in ("HETCCL_TRANSPORT", "HETCCL_IB_HCA", "HETCCL_IB_GID_INDEX"):
+    for name in ("HETCCL_TRANSPORT", "HETCCL_IB_HCA", "HETCCL_IB_GID_INDEX", "HETCCL_IB_ODP"):
         monkeypatch.delenv(name, raising=False)
     return found
 
@@ -130,6 +128,31 @@ def test_the_command_follows_the_settings(native, capsys, monkeypatch):
     monkeypatch.setenv("HETCCL_IB_HCA", "rxe0:x")
     assert cli.main(["topo"]) == 2
     assert "HETCCL_IB_HCA='rxe0:x': 'rxe0:x': expected a list such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "why_not", "said"),
+    [
+        ("0", "no paging here", "a CPU's memory is the host's"),
+        ("1", "", "a CPU's memory is the host's; registrations of buffers are kept"),
+        (
+            "1",
+            "no paging here",
+            "a CPU's memory is the host's; buffers are registered for each exchange: no paging here",
+        ),
+    ],
+)
+def test_topo_and_the_doctor_say_what_becomes_of_registrations(native, capsys, monkeypatch, setting, why_not, said):
+    asked = []
+    monkeypatch.setattr(_native, "why_not_on_demand", lambda rdma: asked.append(rdma) or why_not)
+    native.append({**FACT, "name": "rxe1", "state": "DOWN"})
+    monkeypatch.setenv("HETCCL_IB_ODP", setting)
+    assert cli.main(["topo", "--plain"]) == 0
+    assert f"host memory: {said}\n" in capsys.readouterr().out
+    checks = {c.name: c for c in rdma_doctor.rdma_checks()}
+    assert checks["RDMA for cpu"].found.endswith(f"slots in pinned host memory: {said}")
+    assert checks["RDMA for cpu"].state == GOOD
+    assert asked == [{"device": "rxe0", "port": 1, "gid_index": 1}] * 2 * int(setting), "usable ports alone are tried"
 
 
 def test_wrong_files_are_named(native, capsys, tmp_path):

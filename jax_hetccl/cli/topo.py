@@ -16,8 +16,8 @@ from jax_hetccl.rdma.machine import Machine, Rank, ranks, this_machine, transpor
 
 _DESCRIPTION = """\
 Shows accelerators, RDMA ports, their distances, the port that a rank on each accelerator would take and why, and the
-transport that each pair of ranks would use, as HETCCL_TRANSPORT, HETCCL_IB_HCA and HETCCL_IB_GID_INDEX say. Starts
-nothing. To see pairs of several machines, write each one's `hetccl topo --json` into a file and name the files:
+transport that each pair of ranks would use, as HETCCL_TRANSPORT, HETCCL_IB_HCA, HETCCL_IB_GID_INDEX and HETCCL_IB_ODP
+say. Starts nothing. To see pairs of several machines, write each one's `hetccl topo --json` into a file and name the files:
 
   ssh b hetccl topo --json > b.json && hetccl topo b.json
 """
@@ -43,8 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subcommand; returns its exit status."""
     try:
-        settings = lookup("transport", "ib_hca", "ib_gid_index", "tls")
-        machines = [this_machine(settings.get("ib_hca"), settings.get("ib_gid_index"))]
+        settings = lookup("transport", "ib_hca", "ib_gid_index", "ib_odp", "tls")
+        machines = [this_machine(settings.get("ib_hca"), settings.get("ib_gid_index"), settings.get("ib_odp", False))]
         machines += [_read(path) for path in arguments.machines]
     except (ConfigError, ValueError) as error:
         print(f"hetccl topo: {error}", file=sys.stderr)

@@ -14,10 +14,10 @@ HINTS = {"it is DOWN": "check the cable and `ip link`; tcp is used without it"}
 
 def rdma_checks() -> list[Check]:
     try:
-        settings = lookup("ib_hca", "ib_gid_index")
+        settings = lookup("ib_hca", "ib_gid_index", "ib_odp")
     except ConfigError as error:
         return [Check("RDMA settings", str(error).splitlines()[1].strip(" -"), BAD, "correct or unset the variable")]
-    machine = this_machine(settings.get("ib_hca"), settings.get("ib_gid_index"))
+    machine = this_machine(settings.get("ib_hca"), settings.get("ib_gid_index"), settings.get("ib_odp", False))
     if not machine.ports:
         return [missing_check(machine.missing)]
     return [*map(port_check, machine.ports), *bindings_checks(), *map(slots_check, ranks([machine]))]

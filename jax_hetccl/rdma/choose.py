@@ -169,13 +169,20 @@ def attempts(wanted: str, shm: str, rdma: str) -> tuple[str, ...]:
 def slots(port: Port, dma_buf: int | None, gpu: bool) -> tuple[str, str]:
     """Where the slots of a rank on this port are to lie, and why: `"device"` or `"host"` memory.
 
+    With a CPU the reason ends with what becomes of registrations of buffers, if HETCCL_IB_ODP asks for them to be kept.
+
     Args:
       port: the port.
       dma_buf: whether the accelerator exports its memory, None if not known.
       gpu: whether the accelerator has memory of its own.
     """
     if not gpu:
-        return "host", "a CPU's memory is the host's"
+        why = "a CPU's memory is the host's"
+        if port.no_odp:
+            why += f"; buffers are registered for each exchange: {port.no_odp}"
+        elif port.no_odp is not None:
+            why += "; registrations of buffers are kept"
+        return "host", why
     ways = "by dma-buf or as peer memory"
     if not port.dmabuf:
         ways = "as peer memory (the installed libibverbs knows no dma-buf)"

@@ -27,12 +27,13 @@ class Found:
     missing: str = ""
 
 
-def find(allowed: Selection | None = None, gid_index: int | None = None) -> Found:
+def find(allowed: Selection | None = None, gid_index: int | None = None, odp: bool = False) -> Found:
     """Looks at the RDMA devices of this machine. Never raises: a machine without any is an ordinary one.
 
     Args:
       allowed: HETCCL_IB_HCA.
       gid_index: HETCCL_IB_GID_INDEX.
+      odp: HETCCL_IB_ODP; then on-demand paging is tried on each usable port, which takes seconds at most.
     """
     try:
         from jax_hetccl import _native
@@ -41,7 +42,16 @@ def find(allowed: Selection | None = None, gid_index: int | None = None) -> Foun
     except (ImportError, RuntimeError) as error:
         return Found(missing=str(error).removeprefix("hetccl: "))
     ports = tuple(from_native(fact, allowed, gid_index) for fact in facts)
+    if odp:
+        ports = tuple(port if port.why_not else dataclasses.replace(port, no_odp=_no_odp(port)) for port in ports)
     return Found(ports, "" if ports else "no RDMA device")
+
+
+def _no_odp(port: Port) -> str:
+    from jax_hetccl import _native
+
+    assert port.gid is not None
+    return _native.why_not_on_demand({"device": port.device, "port": port.port, "gid_index": port.gid.index})
 
 
 def distances(ports: Iterable[Port], place: Place) -> tuple[Distance, ...]:

@@ -75,14 +75,15 @@ class Machine:
         )
 
 
-def this_machine(allowed: Selection | None = None, gid_index: int | None = None) -> Machine:
+def this_machine(allowed: Selection | None = None, gid_index: int | None = None, odp: bool = False) -> Machine:
     """Looks at this machine: GPUs through the vendors' bindings, ports through the native module.
 
     Args:
       allowed: HETCCL_IB_HCA.
       gid_index: HETCCL_IB_GID_INDEX.
+      odp: HETCCL_IB_ODP.
     """
-    found = discover.find(allowed, gid_index)
+    found = discover.find(allowed, gid_index, odp)
     accelerators = tuple(_gpus()) or (Accelerator("cpu", "", discover.place_of_process().numa),)
     rows = tuple(
         discover.distances(found.ports, discover.place_of_pci(accelerator.pci, accelerator.numa))

@@ -55,6 +55,8 @@ class Port:
       numa: the NUMA node of the device, -1 where unknown.
       pci: its PCI address; empty where it has none.
       dmabuf: whether its library registers memory of other devices; whether it does itself shows when it is tried.
+      no_odp: why registrations of buffers are not kept on it, empty if they are; None if it was not tried
+        (HETCCL_IB_ODP).
       why_not: what speaks against using it; empty if nothing does.
     """
 
@@ -70,6 +72,7 @@ class Port:
     numa: int = -1
     pci: str = ""
     dmabuf: bool = False
+    no_odp: str | None = None
     why_not: str = ""
 
     @property

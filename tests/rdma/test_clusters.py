@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lab
 import pytest
 from test_world import Job
+
+from jax_hetccl import _native
 
 # Both processes run this; what they say is compared below. Starting JAX costs most of the time here, so one pair of
 # processes goes through all worlds.
@@ -152,3 +155,69 @@ def test_two_clusters(job: Job) -> None:
     gone = job.read("left/0")
     assert gone["kind"] == "PeerLostError" and "right" in gone["error"] and gone["seconds"] < 5, gone
     assert {name: status for name, (status, _) in job.finish().items()} == {"left/0": 0, "right/0": 0}
+
+
+STEPS = 20
+REPEATS = """
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+import jax_hetccl as hetccl
+
+me = os.environ["HETCCL_CLUSTER"]
+os.environ["HETCCL_IB_HCA"] = {"left": "=rxe0", "right": "=rxe1:1"}[me]
+mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+world = hetccl.initialize(axes=("data",), transport="rdma")
+
+@jax.jit
+@jax.shard_map(mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+def total(x):
+    return jax.lax.psum(x, "data")
+
+def run(steps):
+    fine = True
+    for step in steps:
+        x = np.arange(1 << 20, dtype=np.float32) % 1000 + step + (me == "right")
+        mine = np.arange(1 << 20, dtype=np.float32) % 1000 + step
+        fine &= bool(np.array_equal(jax.block_until_ready(total(x)), 2 * mine + 1))
+    return fine, max(c["registrations"] for c in world.engine.stats()["routed"])
+
+first, before = run(range(STEPS))
+then, after = run(range(STEPS, 2 * STEPS))
+say(fine=first and then, made=after - before, slots=sorted({c["slots"] for c in world.engine.stats()["routed"]}))
+hetccl.shutdown()
+""".replace("STEPS", str(STEPS))
+
+
+def repeat(directory: Path, odp: str) -> list[dict[str, Any]]:
+    """What two clusters say that sum 4 MB again and again."""
+    job = Job("left:1,right:1", REPEATS, directory, HETCCL_IB_ODP=odp, HETCCL_TIMEOUT="20")
+    try:
+        said = [job.read(name) for name in ("left/0", "right/0")]
+        assert {name: status for name, (status, _) in job.finish().items()} == {"left/0": 0, "right/0": 0}
+    finally:
+        job.kill()
+    assert all(fact["fine"] for fact in said), said
+    return said
+
+
+def why_not_on_demand() -> str:
+    return _native.why_not_on_demand(lab.options("rxe0"))
+
+
+def test_with_on_demand_paging_later_steps_register_little(tmp_path: Path) -> None:
+    if why_not := why_not_on_demand():
+        pytest.skip(f"rxe0: {why_not}")
+    for fact in repeat(tmp_path, "1"):
+        assert fact["slots"] == ["host memory; registrations of buffers are kept"], fact
+        assert fact["made"] < STEPS / 2, "XLA's buffers come back at the same addresses"
+
+
+@pytest.mark.parametrize("odp", ["0", "1"])
+def test_else_every_step_registers_its_buffers(tmp_path: Path, odp: str) -> None:
+    why_not = why_not_on_demand()
+    if odp == "1" and not why_not:
+        pytest.skip("rxe0 has on-demand paging")
+    for fact in repeat(tmp_path, odp):
+        assert fact["made"] >= 2 * STEPS, fact
+        reason = f"; buffers are registered for each exchange: {why_not}" if odp == "1" else ""
+        assert fact["slots"] == [f"host memory{reason}"], fact

@@ -49,3 +49,11 @@ def test_the_bindings_see_the_same_devices(pyverbs_peer) -> None:
     found = {details.name: details for details in bindings.describe()}
     assert set(found) == {port.device for port in discover.find().ports}
     assert not found["rxe0"].why_not and found["rxe0"].max_qp > 0 and found["rxe0"].max_mr_size > 1 << 30
+
+
+def test_both_say_what_becomes_of_registrations(shown) -> None:
+    why_not = {port.device: port.no_odp for port in discover.find(odp=True).ports}["rxe0"]
+    said = f"buffers are registered for each exchange: {why_not}" if why_not else "registrations of buffers are kept"
+    assert f"| host memory: a CPU's memory is the host's; {said}\n" in shown("topo", HETCCL_IB_ODP="1")
+    assert f"slots in pinned host memory: a CPU's memory is the host's; {said}\n" in shown("doctor")
+    assert said not in shown("topo", HETCCL_IB_ODP="0")

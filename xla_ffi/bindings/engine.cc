@@ -110,6 +110,7 @@ nb::dict Stats(EngineObject& self) {
     entry["port"] = channel.route.port;
     entry["slots"] = channel.route.slots;
     entry["bytes_copied"] = channel.route.copied;
+    entry["registrations"] = channel.route.registrations;
     routed.append(entry);
   }
   out["routed"] = routed;

@@ -146,6 +146,10 @@ transport::rdma::Options RdmaOptions(const std::optional<nb::dict>& rdma) {
       options.device = nb::cast<std::string>(value);
       continue;
     }
+    if (name == "on_demand_paging") {
+      options.on_demand_paging = nb::cast<bool>(value);
+      continue;
+    }
     const int number = nb::cast<int>(value);
     if (name == "port") {
       options.port = number;
@@ -176,6 +180,11 @@ void DefineTransports(nb::module_& module) {
       nb::arg("slot_bytes") = transport::shm::kDefaultSlotBytes,
       nb::arg("slots") = transport::shm::kDefaultSlots);
   module.def("rdma_devices", &RdmaDevices);
+  module.def("why_not_on_demand", [](const nb::dict& rdma) {
+    const transport::rdma::Options options = RdmaOptions(rdma);
+    nb::gil_scoped_release release;  // waits for the device
+    return transport::rdma::WhyNotOnDemand(options);
+  });
   module.def("tls_library", [] {
     std::string version;
     Status status = transport::tcp::FindTls(&version);

@@ -39,8 +39,9 @@ struct Progress {
 struct Route {
   std::string device;  // empty: the channel has none
   int port = 0;
-  std::string slots;    // where its slots lie, and why there
-  uint64_t copied = 0;  // payload bytes that a CPU of this side has copied so far
+  std::string slots;           // where its slots lie and why there, and how buffers are registered
+  uint64_t copied = 0;         // payload bytes that a CPU of this side has copied so far
+  uint64_t registrations = 0;  // of memory with the device that this process has made so far
 };
 
 // What the two halves have in common.

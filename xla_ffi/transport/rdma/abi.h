@@ -9,6 +9,8 @@
 #ifndef XLA_FFI_TRANSPORT_RDMA_ABI_H_
 #define XLA_FFI_TRANSPORT_RDMA_ABI_H_
 
+#include <pthread.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -198,7 +200,7 @@ enum QpAttrMask : int {
   kAttrDestQpn = 1 << 20,
 };
 
-enum Access : int { kAccessLocalWrite = 1, kAccessRemoteWrite = 2 };
+enum Access : int { kAccessLocalWrite = 1, kAccessRemoteWrite = 2, kAccessOnDemand = 1 << 6 };
 
 struct Sge {
   uint64_t addr;
@@ -284,6 +286,36 @@ struct Context {
   ContextOps ops;
   int cmd_fd;
   int async_fd;
+  int num_comp_vectors;
+  pthread_mutex_t mutex;
+  void* abi_compat;  // kExtended: the context is the end of an ExtendedContext
+};
+inline constexpr uintptr_t kExtended = ~uintptr_t{0};
+
+enum OdpGeneralCaps : uint64_t { kOdpSupport = 1 << 0 };
+enum OdpTransportCaps : uint32_t { kOdpSupportWrite = 1 << 2 };
+
+struct OdpCaps {
+  uint64_t general_caps;
+  uint32_t rc_odp_caps;
+  uint32_t uc_odp_caps;
+  uint32_t ud_odp_caps;
+};
+
+struct DeviceAttrEx {
+  uint64_t unused_before[29];
+  uint32_t comp_mask;
+  OdpCaps odp_caps;
+  uint64_t unused_after[17];
+};
+
+// The struct that the library allocates around a context grows at its front, so this one begins
+// with the only entry that is used. A library or provider whose `size` is less lacks that entry.
+struct ExtendedContext {
+  int (*query_device_ex)(Context*, const void* input, DeviceAttrEx*, size_t attr_size);
+  void* unused[11];
+  size_t size;
+  Context context;
 };
 
 }  // namespace hetccl::transport::rdma::abi

@@ -104,6 +104,7 @@ SAME_VALUE(kAttrMaxDestRdAtomic, IBV_QP_MAX_DEST_RD_ATOMIC);
 SAME_VALUE(kAttrDestQpn, IBV_QP_DEST_QPN);
 SAME_VALUE(kAccessLocalWrite, IBV_ACCESS_LOCAL_WRITE);
 SAME_VALUE(kAccessRemoteWrite, IBV_ACCESS_REMOTE_WRITE);
+SAME_VALUE(kAccessOnDemand, IBV_ACCESS_ON_DEMAND);
 
 SAME_SIZE(Sge, ibv_sge);
 SAME_SIZE(SendWr, ibv_send_wr);
@@ -149,9 +150,28 @@ SAME_FIELD(ContextOps, ibv_context_ops, req_notify_cq);
 SAME_FIELD(ContextOps, ibv_context_ops, post_send);
 SAME_FIELD(ContextOps, ibv_context_ops, post_recv);
 SAME_FIELD(Context, ibv_context, ops);
+SAME_SIZE(Context, ibv_context);
 SAME_FIELD(Context, ibv_context, async_fd);
+SAME_FIELD(Context, ibv_context, abi_compat);
 
-TEST(VerbsAbi, IsThatOfTheInstalledHeader) { SUCCEED() << "checked while compiling"; }
+SAME_VALUE(kOdpSupport, IBV_ODP_SUPPORT);
+SAME_VALUE(kOdpSupportWrite, IBV_ODP_SUPPORT_WRITE);
+SAME_FIELD(DeviceAttrEx, ibv_device_attr_ex, comp_mask);
+SAME_FIELD(DeviceAttrEx, ibv_device_attr_ex, odp_caps);
+SAME_FIELD(OdpCaps, ibv_odp_caps, general_caps);
+static_assert(offsetof(OdpCaps, rc_odp_caps) ==
+              offsetof(ibv_odp_caps, per_transport_caps.rc_odp_caps));
+static_assert(sizeof(DeviceAttrEx) <= sizeof(ibv_device_attr_ex));
+static_assert(sizeof(ExtendedContext) ==
+              sizeof(verbs_context) - offsetof(verbs_context, query_device_ex));
+static_assert(offsetof(ExtendedContext, size) ==
+              offsetof(verbs_context, sz) - offsetof(verbs_context, query_device_ex));
+static_assert(offsetof(ExtendedContext, context) ==
+              offsetof(verbs_context, context) - offsetof(verbs_context, query_device_ex));
+
+TEST(VerbsAbi, IsThatOfTheInstalledHeader) {
+  EXPECT_EQ(reinterpret_cast<void*>(kExtended), __VERBS_ABI_IS_EXTENDED);
+}
 
 }  // namespace
 }  // namespace hetccl::transport::rdma::abi

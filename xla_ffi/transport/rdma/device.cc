@@ -43,10 +43,19 @@ Status FindAndOpen(const Verbs& verbs, const std::string& name, abi::Context** c
 
 }  // namespace
 
-Registration::Registration(std::shared_ptr<Device> device, abi::Mr* mr)
-    : device_(std::move(device)), mr_(mr) {}
+Registration::Registration(std::shared_ptr<Device> device, abi::Mr* mr, int access)
+    : device_(std::move(device)),
+      mr_(mr),
+      access_(access),
+      keep_((access & abi::kAccessOnDemand) != 0) {}
 
-Registration::~Registration() { device_->verbs().dereg_mr(mr_); }
+Registration::~Registration() {
+  if (keep_.load(std::memory_order_relaxed)) {
+    device_->Keep(mr_, access_);
+  } else {
+    device_->verbs().dereg_mr(mr_);
+  }
+}
 
 Status Device::Open(const std::string& name, std::shared_ptr<Device>* device) {
   const Verbs* verbs = nullptr;
@@ -74,30 +83,50 @@ Device::Device(const Verbs& verbs, abi::Context* context, abi::Pd* pd, std::stri
     : verbs_(verbs), context_(context), pd_(pd), name_(std::move(name)) {}
 
 Device::~Device() {
+  while (abi::Mr* mr = kept_.TakeAny()) verbs_.dereg_mr(mr);
   verbs_.dealloc_pd(pd_);
   verbs_.close_device(context_);
 }
 
+const std::string& Device::WhyNotOnDemand(const std::function<std::string()>& ask) {
+  std::call_once(asked_on_demand_, [&] { why_not_on_demand_ = ask(); });
+  return why_not_on_demand_;
+}
+
 Status Device::Register(void* data, size_t bytes, int access,
                         std::shared_ptr<Registration>* registration) {
-  const Key key(data, bytes, access);
+  const RegistrationKey key(data, bytes, access);
+  abi::Mr* mr = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = shared_.find(key);
     if (it != shared_.end() && (*registration = it->second.lock()) != nullptr) return Status();
+    mr = kept_.Take(key);
   }
-  errno = 0;
-  abi::Mr* mr = verbs_.reg_mr(pd_, data, bytes, access);
-  if (mr == nullptr) return InternalError(RegisterError(name_, bytes, errno));
-  *registration = std::make_shared<Registration>(shared_from_this(), mr);
+  const bool made = mr == nullptr;
+  if (made) {
+    errno = 0;
+    mr = verbs_.reg_mr(pd_, data, bytes, access);
+    if (mr == nullptr) return InternalError(RegisterError(name_, bytes, errno));
+  }
+  *registration = std::make_shared<Registration>(shared_from_this(), mr, access);
   // Whoever registered the same meanwhile keeps its own.
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = shared_.begin(); it != shared_.end();) {
     it = it->second.expired() ? shared_.erase(it) : std::next(it);
   }
   shared_[key] = *registration;
-  ++registrations_;
+  if (made) ++registrations_;
   return Status();
+}
+
+void Device::Keep(abi::Mr* mr, int access) {
+  abi::Mr* dropped = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped = kept_.Put({mr->addr, mr->length, access}, mr);
+  }
+  if (dropped != nullptr) verbs_.dereg_mr(dropped);
 }
 
 Status Device::RegisterDmabuf(int fd, uint64_t offset, size_t bytes, uint64_t iova, int access,
@@ -111,7 +140,7 @@ Status Device::RegisterDmabuf(int fd, uint64_t offset, size_t bytes, uint64_t io
   if (mr == nullptr) {
     return InternalError(ErrnoMessage("rdma " + name_ + ": registering a dma-buf", errno));
   }
-  *registration = std::make_shared<Registration>(shared_from_this(), mr);
+  *registration = std::make_shared<Registration>(shared_from_this(), mr, access);
   std::lock_guard<std::mutex> lock(mutex_);
   ++registrations_;
   return Status();

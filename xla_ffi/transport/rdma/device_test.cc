@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "xla_ffi/device/host_space.h"
+#include "xla_ffi/transport/rdma/on_demand.h"
 #include "xla_ffi/transport/rdma/policy.h"
 #include "xla_ffi/transport/rdma/registered_spans.h"
 #include "xla_ffi/transport/rdma/source.h"
@@ -62,6 +63,117 @@ TEST(Register, IsThreadSafe) {
   EXPECT_EQ(nic.registered(), 0u);
 }
 
+constexpr int kOnDemand = abi::kAccessLocalWrite | abi::kAccessRemoteWrite | abi::kAccessOnDemand;
+
+// The key that the NIC knows the memory by after it has been registered and let go.
+uint32_t RegisterOnce(FakeNic* nic, std::byte* data, size_t bytes, int access = kOnDemand) {
+  std::shared_ptr<Registration> registration;
+  EXPECT_TRUE(nic->device()->Register(data, bytes, access, &registration).ok());
+  return registration->lkey();
+}
+
+TEST(OnDemand, RegistrationsAreKeptByAddressLengthAndAccess) {
+  FakeNic nic;
+  std::vector<std::byte> memory(3 * 4096);
+  const uint32_t first = RegisterOnce(&nic, &memory[0], 4096);
+  EXPECT_NE(RegisterOnce(&nic, &memory[4096], 4096), first);
+  EXPECT_NE(RegisterOnce(&nic, &memory[0], 8192), first);
+  EXPECT_NE(RegisterOnce(&nic, &memory[0], 4096, abi::kAccessOnDemand), first);
+  EXPECT_EQ(nic.registered(), 4u);
+  EXPECT_EQ(RegisterOnce(&nic, &memory[0], 4096), first);
+  EXPECT_EQ(nic.device()->registrations(), 4u);
+  EXPECT_EQ(nic.registered(), 4u);
+}
+
+TEST(OnDemand, OneThatIsInUseIsShared) {
+  FakeNic nic;
+  std::vector<std::byte> memory(4096);
+  RegisterOnce(&nic, memory.data(), 4096);
+  std::shared_ptr<Registration> one, two;
+  ASSERT_TRUE(nic.device()->Register(memory.data(), 4096, kOnDemand, &one).ok());
+  ASSERT_TRUE(nic.device()->Register(memory.data(), 4096, kOnDemand, &two).ok());
+  EXPECT_EQ(one, two);
+  EXPECT_EQ(nic.device()->registrations(), 1u);
+}
+
+TEST(OnDemand, TheOneUsedLongestAgoGoesAndNoneInUse) {
+  FakeNic nic;
+  std::vector<std::byte> memory(Device::kMostKept + 3);
+  std::shared_ptr<Registration> in_use;
+  ASSERT_TRUE(nic.device()->Register(&memory[Device::kMostKept + 2], 1, kOnDemand, &in_use).ok());
+  std::vector<uint32_t> keys;
+  for (size_t i = 0; i < Device::kMostKept; ++i) {
+    keys.push_back(RegisterOnce(&nic, &memory[i], 1));
+  }
+  EXPECT_EQ(nic.registered(), Device::kMostKept + 1);
+  EXPECT_EQ(RegisterOnce(&nic, &memory[0], 1), keys[0]);
+  RegisterOnce(&nic, &memory[Device::kMostKept], 1);
+  EXPECT_EQ(nic.registered(), Device::kMostKept + 1);
+  EXPECT_EQ(RegisterOnce(&nic, &memory[0], 1), keys[0]);
+  EXPECT_NE(RegisterOnce(&nic, &memory[1], 1), keys[1]);
+  // What was in use all the time is the newest when it comes back.
+  const uint32_t key = in_use->lkey();
+  in_use.reset();
+  EXPECT_EQ(RegisterOnce(&nic, &memory[Device::kMostKept + 2], 1), key);
+  EXPECT_EQ(nic.registered(), Device::kMostKept);
+}
+
+TEST(OnDemand, WhatWasGivenUpIsNotKept) {
+  FakeNic nic;
+  std::vector<std::byte> memory(2 * kRegisterBytes);
+  RegisteredSpans spans;
+  spans.Make(nic.device(), kOnDemand);
+  size_t bytes = 0;
+  const Registration* registration = nullptr;
+  for (const bool abandon : {false, true}) {
+    ASSERT_TRUE(spans.Cover(memory.data(), memory.size(), &bytes, &registration).ok());
+    ASSERT_TRUE(spans.Cover(&memory[bytes], kRegisterBytes, &bytes, &registration).ok());
+    abandon ? spans.Abandon() : spans.Release();
+    EXPECT_EQ(nic.registered(), abandon ? 0u : 2u);
+  }
+}
+
+TEST(OnDemand, NothingIsLeftBehindByThreadsOrByTheDevice) {
+  FakeNic nic;
+  std::vector<std::byte> memory(1 << 16);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) RegisterOnce(&nic, &memory[i % 4 * 4096], 4096);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(nic.registered(), 4u) << "two threads may make one each, but one is kept";
+  nic.DropDevice();
+  EXPECT_EQ(nic.registered(), 0u);
+}
+
+TEST(OnDemand, TheReasonIsToldWhereItIsNot) {
+  const auto why_not = [](auto&& change) {
+    FakeNic nic;
+    change(&nic);
+    return TryOnDemand(nic.device(), Options());
+  };
+  EXPECT_EQ(why_not([](FakeNic* nic) { nic->set_odp_caps(0, 0); }),
+            "the device, or its driver in this kernel, has no on-demand paging");
+  EXPECT_EQ(why_not([](FakeNic* nic) { nic->set_odp_caps(abi::kOdpSupport, 1); }),
+            "the device has on-demand paging, but not for RDMA writes of reliable connections");
+  EXPECT_NE(why_not([](FakeNic* nic) { nic->set_pages_on_demand(false); }).find("not supported"),
+            std::string::npos);
+  EXPECT_NE(why_not([](FakeNic* nic) { nic->extended().size = 8; }).find("does not say"),
+            std::string::npos);
+  EXPECT_NE(why_not([](FakeNic* nic) {
+              nic->extended().context.abi_compat = nullptr;
+            }).find("does not say"),
+            std::string::npos);
+}
+
+TEST(OnDemand, IsTriedOnceForADevice) {
+  FakeNic nic;
+  EXPECT_EQ(nic.device()->WhyNotOnDemand([] { return "it is old"; }), "it is old");
+  EXPECT_EQ(nic.device()->WhyNotOnDemand([] { return "asked again"; }), "it is old");
+}
+
 TEST(Register, ErrorsNameDeviceAndSize) {
   FakeNic nic;
   nic.set_limit(100);
@@ -107,7 +219,7 @@ Taken TakeAll(Source* source, ConstPayload payload, size_t limit) {
 class SourceTest : public ::testing::Test {
  protected:
   SourceTest() {
-    EXPECT_TRUE(source_.Make(nic_.device(), space_, {8192, 3}).ok());
+    EXPECT_TRUE(source_.Make(nic_.device(), /*paging=*/0, space_, {8192, 3}).ok());
     for (size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<std::byte>(i * 131 >> 3);
   }
   ConstPayload Whole() const { return {{memory_.data(), memory_.size()}}; }
@@ -124,6 +236,15 @@ TEST_F(SourceTest, LargePayloadsAreOfferedWhereTheyLie) {
   EXPECT_EQ(taken.staged, 0u);
   EXPECT_EQ(source_.copied(), 0u);
   EXPECT_EQ(nic_.registered(), 1u) << "the slots alone";
+}
+
+TEST_F(SourceTest, TheUsersMemoryAloneIsPagedOnDemand) {
+  Source source;
+  ASSERT_TRUE(source.Make(nic_.device(), abi::kAccessOnDemand, space_, {8192, 3}).ok());
+  const uint64_t slots = nic_.device()->registrations();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(TakeAll(&source, Whole(), kWriteBytes).bytes == memory_);
+  EXPECT_EQ(nic_.device()->registrations(), slots + 2) << "20 MB are two pieces, each kept";
+  EXPECT_EQ(nic_.registered(), slots + 2);
 }
 
 TEST_F(SourceTest, SmallPayloadsAndScatteredOnesAreCopied) {
@@ -169,9 +290,9 @@ TEST(Cover, RegistersPieceByPiece) {
   const Registration* first = nullptr;
   const Registration* second = nullptr;
   size_t bytes = 0;
+  spans.Make(nic.device(), 0);
   const auto cover = [&](size_t at, const Registration** registration) {
-    return spans.Cover(nic.device().get(), &memory[at], memory.size() - at, 0, &bytes,
-                       registration);
+    return spans.Cover(&memory[at], memory.size() - at, &bytes, registration);
   };
   ASSERT_TRUE(cover(0, &first).ok());
   EXPECT_EQ(bytes, kRegisterBytes);

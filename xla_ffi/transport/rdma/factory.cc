@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "xla_ffi/transport/rdma/on_demand.h"
 #include "xla_ffi/transport/rdma/receiver.h"
 #include "xla_ffi/transport/rdma/sender.h"
 
@@ -55,6 +56,12 @@ Status MakeSender(std::vector<UniqueFd> sockets, device::Space& space, const Sta
 Status MakeReceiver(std::vector<UniqueFd> sockets, device::Space& space, const Staging& staging,
                     const Options& options, std::unique_ptr<Receiver>* out) {
   return Make<RdmaReceiver>(std::move(sockets), space, staging, options, out);
+}
+
+std::string WhyNotOnDemand(const Options& options) {
+  std::shared_ptr<Device> device;
+  if (Status status = Device::Open(options.device, &device); !status.ok()) return status.message();
+  return device->WhyNotOnDemand([&] { return TryOnDemand(device, options); });
 }
 
 }  // namespace hetccl::transport::rdma

@@ -3,6 +3,7 @@
 #define XLA_FFI_TRANSPORT_RDMA_FACTORY_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
@@ -25,6 +26,10 @@ Status MakeSender(std::vector<UniqueFd> sockets, device::Space& space, const Sta
                   const Options& options, std::unique_ptr<Sender>* out);
 Status MakeReceiver(std::vector<UniqueFd> sockets, device::Space& space, const Staging& staging,
                     const Options& options, std::unique_ptr<Receiver>* out);
+
+// Why registrations of buffers are not kept on the port of these options, whatever they want; empty
+// if they would be. Tries it unless a channel has: waits, for seconds at most.
+std::string WhyNotOnDemand(const Options& options);
 
 }  // namespace hetccl::transport::rdma
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "xla_ffi/transport/rdma/handshake.h"
+#include "xla_ffi/transport/rdma/on_demand.h"
 
 namespace hetccl::transport::rdma {
 namespace {
@@ -16,6 +17,10 @@ constexpr auto kDrainBound = std::chrono::seconds(2);
 
 Status Line::Open(const QueuePair::Depths& depths, EndpointRecord* mine) {
   if (Status status = Device::Open(options_.device, &device_); !status.ok()) return status;
+  if (options_.on_demand_paging) {
+    why_not_on_demand_ = device_->WhyNotOnDemand([this] { return TryOnDemand(device_, options_); });
+    if (why_not_on_demand_.empty()) paging_ = abi::kAccessOnDemand;
+  }
   mine->record_bytes = sizeof(EndpointRecord);
   Status status = QueuePair::Make(device_, options_, depths, mine, &queue_pair_);
   if (!status.ok()) return status;
@@ -58,8 +63,13 @@ bool Line::Quiet() {
   return queue_pair_->Drained() || Clock::now() - *stopped_ > kDrainBound;
 }
 
-Route Line::RouteWith(std::string slots, uint64_t copied) const {
-  return {options_.device, options_.port, std::move(slots), copied};
+Route Line::RouteWith(std::string slots, bool direct, uint64_t copied) const {
+  if (direct && paging_ != 0) {
+    slots += "; registrations of buffers are kept";
+  } else if (direct && options_.on_demand_paging) {
+    slots += "; buffers are registered for each exchange: " + why_not_on_demand_;
+  }
+  return {options_.device, options_.port, std::move(slots), copied, device_->registrations()};
 }
 
 }  // namespace hetccl::transport::rdma

@@ -54,7 +54,10 @@ class Line {
 
   // Slots that both sides know of.
   uint64_t slots() const { return slots_; }
-  Route RouteWith(std::string slots, uint64_t copied) const;
+  // abi::kAccessOnDemand if users' memory is to be registered with it, else 0. After Open.
+  int paging() const { return paging_; }
+  // `direct`: whether users' memory is registered, and not only the slots.
+  Route RouteWith(std::string slots, bool direct, uint64_t copied) const;
 
  private:
   const Options options_;
@@ -63,6 +66,8 @@ class Line {
   std::unique_ptr<QueuePair> queue_pair_;
   EndpointRecord theirs_;
   uint64_t slots_ = 0;
+  int paging_ = 0;
+  std::string why_not_on_demand_;  // if it is wanted
   std::optional<TimePoint> stopped_;
 };
 

@@ -87,6 +87,88 @@ TEST_F(Memory, NothingLargeIsCopied) {
   EXPECT_EQ(sender_->route().device, ports_[0].device);
 }
 
+// Memory that is unmapped and mapped anew at one address, which is not the begin of a page.
+class Remapped {
+ public:
+  explicit Remapped(size_t bytes) : bytes_(bytes + kInPage) { Map(nullptr, 0); }
+  ~Remapped() { ::munmap(data_, bytes_); }
+  void MapAnew() {
+    ::munmap(data_, bytes_);
+    Map(data_, MAP_FIXED_NOREPLACE);
+  }
+  std::byte* data() const { return static_cast<std::byte*>(data_) + kInPage; }
+  std::vector<std::byte> contents() const { return {data(), data() + bytes_ - kInPage}; }
+
+ private:
+  static constexpr size_t kInPage = 64;
+
+  void Map(void* at, int flags) {
+    data_ = ::mmap(at, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    ASSERT_NE(data_, MAP_FAILED);
+  }
+
+  const size_t bytes_;
+  void* data_ = nullptr;
+};
+
+class Registrations : public Memory {
+ protected:
+  static constexpr size_t kBytes = 3 << 20;
+
+  // Sends several messages, each from and into memory that was mapped anew, and says how many
+  // registrations each of them took at both ends together.
+  std::vector<uint64_t> Move() {
+    std::shared_ptr<Device> devices[2];
+    for (int i : {0, 1}) EXPECT_TRUE(Device::Open(ports_[i].device, &devices[i]).ok());
+    const auto count = [&] {
+      return devices[0]->registrations() +
+             (devices[0] == devices[1] ? 0 : devices[1]->registrations());
+    };
+    MakeBoth();
+    Remapped from(kBytes), to(kBytes);
+    std::vector<uint64_t> made;
+    for (size_t message = 0; message < 4; ++message) {
+      from.MapAnew();
+      to.MapAnew();
+      for (size_t i = 0; i < kBytes; ++i) {
+        from.data()[i] = static_cast<std::byte>((i * 7 + message * 31) >> 4);
+      }
+      const uint64_t before = count();
+      BeginFrom({from.data(), kBytes});
+      EXPECT_TRUE(FinishInto([&](size_t) -> MutableSpan { return {to.data(), kBytes}; }));
+      EXPECT_TRUE(to.contents() == from.contents()) << "message " << message;
+      made.push_back(count() - before);
+    }
+    EXPECT_EQ(sender_->route().copied + receiver_->route().copied, 0u);
+    return made;
+  }
+};
+
+TEST_F(Registrations, AreMadeForEachMessage) {
+  EXPECT_EQ(Move(), (std::vector<uint64_t>{2, 2, 2, 2}));
+  EXPECT_EQ(sender_->route().slots, "host memory");
+}
+
+TEST_F(Registrations, AreKeptAndFollowMemoryThatIsMappedAnew) {
+  for (Options& port : ports_) {
+    port.on_demand_paging = true;
+    const std::string why_not = WhyNotOnDemand(port);
+    if (!why_not.empty()) GTEST_SKIP() << port.device << ": " << why_not;
+  }
+  EXPECT_EQ(Move(), (std::vector<uint64_t>{2, 0, 0, 0}));
+  EXPECT_EQ(sender_->route().slots, "host memory; registrations of buffers are kept");
+  EXPECT_EQ(receiver_->route().slots, "host memory; registrations of buffers are kept");
+}
+
+TEST_F(Registrations, AreMadeForEachMessageAndTheReasonIsToldWithoutOnDemandPaging) {
+  const std::string why_not = WhyNotOnDemand(ports_[0]);
+  if (why_not.empty()) GTEST_SKIP() << ports_[0].device << " has on-demand paging";
+  for (Options& port : ports_) port.on_demand_paging = true;
+  EXPECT_EQ(Move(), (std::vector<uint64_t>{2, 2, 2, 2}));
+  EXPECT_EQ(sender_->route().slots,
+            "host memory; buffers are registered for each exchange: " + why_not);
+}
+
 TEST_F(Memory, ManySpansDoNotFillTheQueue) {
   MakeBoth();
   std::vector<std::byte> bytes(24 << 20), received(bytes.size());

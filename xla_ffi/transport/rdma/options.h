@@ -16,6 +16,8 @@ struct Options {
   // No defaults of their own: those of the settings are the only ones.
   int timeout = 0;       // until a packet is sent again: 4.096 us * 2^timeout, from 1 to 31
   int retry_count = -1;  // 0 to 7; software RoCE takes 7 for without end
+  // Registrations of users' buffers are kept if the NIC follows the page tables.
+  bool on_demand_paging = false;
   // For the peer's first message: it makes its memory before, on a GPU once no exchange holds the
   // device. Its death shows earlier, at the socket.
   Duration patience = std::chrono::seconds(60);

@@ -23,6 +23,10 @@ constexpr uint8_t kHopLimit = 64;
 // tenths of a second are enough to tell.
 constexpr uint8_t kRnrRetries = 6;
 constexpr uint8_t kRnrTimer = 20;  // 10.24 ms
+// A NIC that fetches a page of memory that it pages on demand answers the same, as often as it
+// takes: the exchange's own time limit is the bound. It asks to be tried again soon.
+constexpr uint8_t kRnrWithoutEnd = 7;
+constexpr uint8_t kPageTimer = 12;  // 0.64 ms
 constexpr uint32_t kPacketNumberMask = 0xFFFFFF;
 
 uint32_t RandomPacketNumber() { return std::random_device()() & kPacketNumberMask; }
@@ -123,7 +127,7 @@ Status QueuePair::Connect(const EndpointRecord& mine, const EndpointRecord& thei
   ready.dest_qp_num = theirs.queue_pair;
   ready.rq_psn = theirs.packet_number;
   ready.max_dest_rd_atomic = 1;
-  ready.min_rnr_timer = kRnrTimer;
+  ready.min_rnr_timer = (mine.flags & kPagesOnDemand) != 0 ? kPageTimer : kRnrTimer;
   ready.ah_attr.port_num = static_cast<uint8_t>(options_.port);
   ready.ah_attr.dlid = theirs.lid;
   // A subnet's prefix is the first half of a GID; inside of one InfiniBand needs no global route.
@@ -146,7 +150,7 @@ Status QueuePair::Connect(const EndpointRecord& mine, const EndpointRecord& thei
   send.qp_state = abi::kQpRts;
   send.timeout = static_cast<uint8_t>(options_.timeout);
   send.retry_cnt = static_cast<uint8_t>(options_.retry_count);
-  send.rnr_retry = kRnrRetries;
+  send.rnr_retry = (theirs.flags & kPagesOnDemand) != 0 ? kRnrWithoutEnd : kRnrRetries;
   send.sq_psn = mine.packet_number;
   send.max_rd_atomic = 1;
   error = verbs.modify_qp(qp_, &send,

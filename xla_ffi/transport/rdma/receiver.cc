@@ -51,12 +51,15 @@ Status RdmaReceiver::Allocate(device::Space& space, const Staging& staging, Endp
   device_slots_ = MakeDeviceSlots(&device, space, device::Direction::kIn, bytes,
                                   abi::kAccessLocalWrite | abi::kAccessRemoteWrite);
   if (addressable_ || on_device()) mine->flags |= kGrantsMemory;
+  spans_.Make(line_.device(), abi::kAccessLocalWrite | abi::kAccessRemoteWrite | line_.paging());
+  if (addressable_ && line_.paging() != 0) mine->flags |= kPagesOnDemand;
   if (on_device()) device_copies_.Make(std::move(device_slots_.copier), slots);
   return copies_.Make(space, device::Direction::kIn, slot_bytes_, slots);
 }
 
 Route RdmaReceiver::route() const {
-  return line_.RouteWith(device_slots_.place, copied_.load(std::memory_order_relaxed));
+  return line_.RouteWith(device_slots_.place, addressable_,
+                         copied_.load(std::memory_order_relaxed));
 }
 
 PeerState RdmaReceiver::peer() const {
@@ -192,10 +195,7 @@ void RdmaReceiver::OfferPayload() {
     const MutableSpan front = payload_.Front();
     size_t bytes = 0;
     const Registration* registration = nullptr;
-    Status status =
-        spans_.Cover(line_.device().get(), front.data, front.size,
-                     abi::kAccessLocalWrite | abi::kAccessRemoteWrite, &bytes, &registration);
-    if (!status.ok()) {
+    if (!spans_.Cover(front.data, front.size, &bytes, &registration).ok()) {
       offering_ = false;
       use_slots_pending_ = true;
       return;
@@ -309,7 +309,7 @@ bool RdmaReceiver::ArmDoorbell() {
 
 bool RdmaReceiver::Quiet() {
   if (!line_.Quiet()) return false;
-  spans_.Release();
+  spans_.Abandon();
   return copies_.Quiet() && (!on_device() || device_copies_.Quiet());
 }
 

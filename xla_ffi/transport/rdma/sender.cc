@@ -49,10 +49,12 @@ Status RdmaSender::Allocate(device::Space& space, const Staging& staging, Endpoi
   mine->rkey = board_registration_->rkey();
   Staging slots = staging;
   if (space.addressable()) slots.slot_bytes = std::min(slots.slot_bytes, kHostSlotBytes);
-  return source_.Make(line_.device(), space, slots);
+  return source_.Make(line_.device(), line_.paging(), space, slots);
 }
 
-Route RdmaSender::route() const { return line_.RouteWith(source_.place(), source_.copied()); }
+Route RdmaSender::route() const {
+  return line_.RouteWith(source_.place(), source_.addressable(), source_.copied());
+}
 
 PeerState RdmaSender::peer() const {
   const PeerState state = line_.link().peer();
@@ -289,7 +291,7 @@ bool RdmaSender::ArmDoorbell() {
 bool RdmaSender::Quiet() {
   if (stage_ == Stage::kIdle) return true;
   if (!line_.Quiet()) return false;
-  source_.Release();
+  source_.Abandon();
   return source_.Quiet();
 }
 

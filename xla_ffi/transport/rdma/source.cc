@@ -8,8 +8,10 @@
 
 namespace hetccl::transport::rdma {
 
-Status Source::Make(std::shared_ptr<Device> device, device::Space& space, const Staging& staging) {
+Status Source::Make(std::shared_ptr<Device> device, int paging, device::Space& space,
+                    const Staging& staging) {
   device_ = std::move(device);
+  spans_.Make(device_, paging);
   addressable_ = space.addressable();
   const size_t bytes = staging.slot_bytes * staging.slots;
   DeviceSlots on_device =
@@ -55,7 +57,7 @@ Status Source::Next(size_t limit, Piece* piece) {
     const ConstSpan front = payload_.Front();
     const Registration* registration = nullptr;
     size_t bytes = 0;
-    if (spans_.Cover(device_.get(), front.data, front.size, 0, &bytes, &registration).ok()) {
+    if (spans_.Cover(front.data, front.size, &bytes, &registration).ok()) {
       *piece = {front.data, std::min(bytes, limit), registration->lkey(), false, false};
       return Status();
     }

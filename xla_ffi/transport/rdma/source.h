@@ -31,7 +31,9 @@ struct Piece {
 // Used by one thread at a time, except copied().
 class Source {
  public:
-  Status Make(std::shared_ptr<Device> device, device::Space& space, const Staging& staging);
+  // `paging`: abi::kAccessOnDemand if that is to be used for the user's memory, else 0.
+  Status Make(std::shared_ptr<Device> device, int paging, device::Space& space,
+              const Staging& staging);
 
   void Begin(ConstPayload payload);
   // Begins what copies there is room for.
@@ -49,6 +51,8 @@ class Source {
   bool Quiet() { return ring_.Quiet(); }
   // Lets go of the user's memory; the NIC does not use it any more.
   void Release() { spans_.Release(); }
+  // The same for a message that was given up.
+  void Abandon() { spans_.Abandon(); }
 
   // Where the slots lie, and why there. Constant.
   const std::string& place() const { return place_; }

@@ -122,10 +122,11 @@ class Channel : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status.message();
   }
 
-  void Begin(const std::vector<std::byte>& bytes) {
+  void Begin(const std::vector<std::byte>& bytes) { BeginFrom({bytes.data(), bytes.size()}); }
+  void BeginFrom(ConstSpan bytes) {
     WireHeader header = MakeHeader(MessageType::kData);
-    header.payload_bytes = bytes.size();
-    sender_->Begin(header, {{bytes.data(), bytes.size()}});
+    header.payload_bytes = bytes.size;
+    sender_->Begin(header, {bytes});
   }
   // The same with a peer that has asked to grant memory itself, and a message that waits for that.
   void BeginTowardsGrants(const std::vector<std::byte>& bytes) {
@@ -154,6 +155,13 @@ class Channel : public ::testing::Test {
     return Finish(received);
   }
   bool Finish(std::vector<std::byte>* received) {
+    return FinishInto([received](size_t bytes) -> MutableSpan {
+      received->assign(bytes, std::byte{0});
+      return {received->data(), bytes};
+    });
+  }
+  // `place` says where a message of so many bytes is to go.
+  bool FinishInto(const std::function<MutableSpan(size_t)>& place) {
     Progress out, in;
     const WireHeader* header = nullptr;
     const TimePoint deadline = Clock::now() + kPatience;
@@ -163,8 +171,7 @@ class Channel : public ::testing::Test {
       if (header == nullptr) {
         if (!receiver_->Peek(&header).ok()) return false;
         if (header == nullptr) continue;
-        received->assign(header->payload_bytes, std::byte{0});
-        receiver_->Accept({{received->data(), received->size()}});
+        receiver_->Accept({place(header->payload_bytes)});
       }
       if (!receiver_->Step(&in).ok()) return false;
     }

@@ -47,7 +47,9 @@
 // grant only after it has posted the receive anew that the slot's or grant's immediate took; it
 // sends at most one kCredit for each slot and one kUseSlots for each message. So the sender, which
 // keeps 2 * slots + kGrants + 2 receives posted whenever it begins a message, never makes the
-// other's NIC answer "receiver not ready", nor the other way round.
+// other's NIC answer "receiver not ready", nor the other way round. With kPagesOnDemand in the
+// receiver's record its NIC may answer so all the same while it fetches a page of granted memory:
+// the sender's is to try again without end.
 #ifndef XLA_FFI_TRANSPORT_RDMA_WIRE_H_
 #define XLA_FFI_TRANSPORT_RDMA_WIRE_H_
 
@@ -69,7 +71,7 @@ inline constexpr uint32_t kGrants = 16;
 
 enum class Role : uint8_t { kSender = 1, kReceiver = 2 };
 
-enum RecordFlags : uint32_t { kGrantsMemory = 1 };
+enum RecordFlags : uint32_t { kGrantsMemory = 1, kPagesOnDemand = 2 };
 
 struct EndpointRecord {
   uint32_t magic = kRecordMagic;

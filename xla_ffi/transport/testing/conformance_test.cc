@@ -109,10 +109,11 @@ Pair ShmPair(uint32_t slot_bytes, uint32_t slots) {
   return pair;
 }
 
-Pair RdmaPair(const Staging& staging) {
+Pair RdmaPair(const Staging& staging, bool on_demand_paging = false) {
   std::string why_not;
-  const std::vector<rdma::Options> ends = rdma::TestPorts(&why_not);
+  std::vector<rdma::Options> ends = rdma::TestPorts(&why_not);
   if (ends.empty()) return {};
+  for (rdma::Options& end : ends) end.on_demand_paging = on_demand_paging;
   auto [a, b] = UnixPair();
   std::vector<UniqueFd> left, right;
   left.push_back(std::move(a));
@@ -171,6 +172,7 @@ const std::vector<Transport>& Transports() {
       {"shm_small_slots", [] { return ShmPair(4096, 2); }, 3 << 20},
       {"rdma", [] { return RdmaPair({}); }, 20 << 20},
       {"rdma_small_slots", [] { return RdmaPair({4096, 2}); }, 3 << 20},
+      {"rdma_on_demand_paging", [] { return RdmaPair({}, true); }, 20 << 20},
       {"loopback", [] { return testing::MakeLoopback(); }, 3 << 20},
       {"short_steps", [] { return testing::MakeFaulty(ShortSteps()); }, 100 << 10},
       {"delays", [] { return testing::MakeFaulty(Delays()); }, 1 << 20},
