@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "xla_ffi/exchange/test_world.h"
@@ -430,6 +432,49 @@ TEST(Closing, AThreadThatIsStuckUsesNothingThatIsFreed) {
   control->go_on.set_value();
   EXPECT_EQ(control->gone.get_future().wait_for(seconds(10)), std::future_status::ready);
   std::this_thread::sleep_for(milliseconds(50));  // what a sanitizer looks at comes right after
+}
+
+// A sender whose messages are done at once, and of which one then turns out not to have arrived.
+class HastySender final : public transport::Sender {
+ public:
+  transport::PeerState peer() const override { return transport::PeerState::kAlive; }
+  std::string lost_reason() const override { return ""; }
+  std::vector<int> poll_fds() const override { return {}; }
+  void OnReady() override {}
+  bool ArmDoorbell() override { return false; }
+  void SayGoodbye() override {}
+  bool Drained() override { return true; }
+  void Begin(const transport::WireHeader&, transport::ConstPayload) override { begun_ = true; }
+  bool peer_has_begun() const override { return false; }
+  bool unconfirmed() const override { return done_.has_value(); }
+  Status Step(transport::Progress* progress) override {
+    *progress = {};
+    if (done_) {
+      return Clock::now() - *done_ < milliseconds(30)
+                 ? Status()
+                 : Status(ErrorKind::kInternal, "nobody has acknowledged it");
+    }
+    progress->done = begun_;
+    if (begun_) done_ = Clock::now();
+    return Status();
+  }
+
+ private:
+  bool begun_ = false;
+  std::optional<TimePoint> done_;
+};
+
+TEST(Failing, AMessageThatIsDoneAndDoesNotArriveIsNoticedWithoutAnotherOne) {
+  TestWorld world;
+  world.AddOutgoing(0, std::make_unique<HastySender>());
+  auto in = MakeWire(Wire::kTcp);
+  world.AddIncoming(1, std::move(in.receiver));
+  world.AddSwap(1, "psum/data f32[4]", 4, 0);
+  auto left = world.Start(0, {1}, 4);
+  const auto error = world.engine(0).WaitFailure(seconds(5));
+  ASSERT_TRUE(error.has_value()) << "only the receiver's time-out would have told";
+  ExpectMentions(*error, {"sending to right/0 rank 1", "during psum/data f32[4]", "acknowledged"});
+  EXPECT_TRUE(left->Failed());
 }
 
 TEST(FailureState, FirstCandidateAndFirstAdoptionWin) {

@@ -96,7 +96,7 @@ proxy::Pace OutgoingChannel::Step() {
   CheckPeer(*sender_, working ? current_->exchange.get() : nullptr);
   if (broken_) return proxy::Pace::kIdle;
   if (progress.copying || next == Next::kNotStarted) return proxy::Pace::kPolling;
-  return working ? proxy::Pace::kWaiting : proxy::Pace::kIdle;
+  return working || sender_->unconfirmed() ? proxy::Pace::kWaiting : proxy::Pace::kIdle;
 }
 
 Status OutgoingChannel::Overdue(TimePoint now) const {

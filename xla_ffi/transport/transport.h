@@ -88,6 +88,9 @@ class Sender : public Endpoint {
   // Whether the peer has begun to take the message under way: until then it may simply not have
   // reached the operation yet. Only meaningful between Begin and done.
   virtual bool peer_has_begun() const = 0;
+  // Whether something of a message that is done may still fail: the caller steps on until it has
+  // not, or its failure would be heard with the next message only.
+  virtual bool unconfirmed() const { return false; }
 };
 
 class Receiver : public Endpoint {

@@ -36,6 +36,7 @@ class Line {
 
   const std::shared_ptr<Device>& device() const { return device_; }
   QueuePair& queue_pair() { return *queue_pair_; }
+  const QueuePair& queue_pair() const { return *queue_pair_; }
   // Nothing moves any more, in an error.
   bool failed() const { return queue_pair_->failed(); }
   const EndpointRecord& theirs() const { return theirs_; }

@@ -38,6 +38,10 @@ class RdmaSender final : public Sender {
   void Begin(const WireHeader& header, ConstPayload payload) override;
   Status Step(Progress* progress) override;
   bool peer_has_begun() const override { return peer_has_begun_; }
+  // A small message is done when the NIC has it, which then may repeat its packets in vain.
+  bool unconfirmed() const override {
+    return line_.queue_pair().writes() > 0 && line_.link().peer() == PeerState::kAlive;
+  }
 
  private:
   // A header on its way out, with the payload behind it if that is tiny.
