@@ -1,8 +1,11 @@
 """Time to the first token with prefill and decode in two clusters: the KV cache by send, or staged through the hosts.
 
     python benchmarks/inference.py --out benchmarks/results
+    CUDA_VISIBLE_DEVICES=0,0 XLA_PYTHON_CLIENT_MEM_FRACTION=0.4 python benchmarks/inference.py --platform cuda \
+        --model width=2048,heads=16,layers=16,prompt=1025,rows=4 --out benchmarks/results
 
-Two clusters of one CPU device each run the model of examples/prefill_decode.py. Requests alternate in one run between
+Two clusters of one device each, CPUs or GPUs (above two that share one), run the model of examples/prefill_decode.py.
+Requests alternate in one run between
 
 * ``send``: each layer's cache leaves in the program that makes it (``hetccl.send``, ``hetccl.recv``);
 * ``staged``: when the prefill has ended, ``np.asarray`` of each layer's cache, a TCP socket, ``jax.device_put``;
@@ -108,6 +111,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=30)
     parser.add_argument("--model", default="width=64,heads=1,layers=4,prompt=128,rows=128", help="sizes")
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--platform", default="cpu", choices=("cpu", "cuda", "rocm"))
     parser.add_argument("--out", type=pathlib.Path, help="directory for the JSON")
     args = parser.parse_args()
     model = {name: int(value) for name, _, value in (word.partition("=") for word in args.model.split(","))}
@@ -116,7 +120,8 @@ def main() -> None:
         port = probe.getsockname()[1]
     options = json.dumps({"requests": args.requests, "model": model, "port": port})
     done = subprocess.run(
-        [sys.executable, "-m", "jax_hetccl.cli", "run", "--cluster", "prefill=1x1", "--cluster", "decode=1x1"]
+        [sys.executable, "-m", "jax_hetccl.cli", "run"]
+        + [word for name in ("prefill", "decode") for word in ("--cluster", f"{name}=1x1@{args.platform}")]
         + ["--time-limit", "500", "--", "python", __file__, WORKER, options],
         capture_output=True, check=False, text=True, cwd=ROOT, env={**os.environ, "HETCCL_TRANSPORT": args.transport},
     )  # fmt: skip
@@ -137,6 +142,8 @@ def main() -> None:
     cache = 2 * 4 * model["rows"] * (model["prompt"] - 1) * model["width"] * model["layers"]
     report = {
         **head(sys.argv),
+        "platform": args.platform,
+        "model": model,
         "load_average": os.getloadavg()[1],  # of what else the machine did: this run is a part of it
         "cache_bytes": cache,
         "requests": args.requests,
@@ -146,7 +153,7 @@ def main() -> None:
     }
     print(json.dumps(report, indent=1))
     if args.out:
-        (args.out / f"inference-{args.transport}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (args.out / f"inference-{args.platform}-{args.transport}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
