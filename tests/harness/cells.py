@@ -11,12 +11,12 @@ from harness.layout import Layout
 from harness.pool import Pool, Run
 
 # (layout, transport) -> tags or modules of cases it takes; "!" marks those of which it takes only one check_vma mode of
-# each case, the two modes in turn. Two clusters over shared memory carry everything; the others carry what depends on
-# what they differ in. An axis has one size in a world, so cases whose meshes put other axes beside it get a world of
-# their own.
+# each case, the two modes in turn, and every other world the other one. Two clusters over shared memory carry
+# everything; the others carry what depends on what they differ in. An axis has one size in a world, so cases whose
+# meshes put other axes beside it get a world of their own.
 _FIRST = ("2/1", "shm")
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
-    _FIRST: ("core", "refuse", "conform", "!turn"),
+    _FIRST: ("!core", "refuse", "conform", "!turn"),
     ("2/2", "tcp"): ("!conform",),
     ("2/1", "tcp"): ("!wire", "smoke", "!order"),
     ("1/1", "shm"): ("smoke",),
@@ -80,7 +80,7 @@ def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
 def cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[Cell]:
     """The cells of these modules of cases. `one_mode`: no case in both check_vma modes."""
     found = []
-    for (layout, transport), tags in worlds().items():
+    for place, ((layout, transport), tags) in enumerate(worlds().items()):
         for number, case in enumerate(module(*modules)):
             runs, both = _takes(tags, case, soak)
             if (
@@ -90,7 +90,7 @@ def cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[
             ):
                 continue
             whole = (both and not one_mode) or len(case.vma) == 1
-            modes = case.vma if whole else (case.vma[number % 2],)
+            modes = case.vma if whole else (case.vma[(number + place) % 2],)
             apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]
             found += [Cell(layout, transport, Run(case, vma, api)) for vma in modes for api in apis]
     return found
