@@ -75,8 +75,8 @@ def diloco(
     the same bits. With ``overlap`` it uses the parameters from *before* that local step, so its exchange does not wait for
     the step's gradients and can run beside them; the parameters afterwards are ``mixing`` times the local ones plus ``1 - mixing``
     times the new anchor. Then only the anchors are the same bits (with ``mixing=0`` the parameters too, but that local step is
-    lost). Whether XLA runs both at once is up to its scheduler and is not established: on CPU devices it did not, on GPUs
-    it was not tried (docs/optax.md).
+    lost). Whether XLA runs both at once is up to its scheduler: on CPU devices it did not, and on a GPU a tenth of the outer
+    step was hidden (docs/optax.md).
 
     With ``fragments`` the leaves are cut into so many groups of about equal size, in order, each with outer steps of its
     own, ``every`` apart and spread evenly: the link carries a part at a time. The first outer step of later fragments comes
