@@ -11,6 +11,7 @@ from harness import lab, network
 _WHY = "import sys; sys.path.insert(0, 'tests'); from harness import network; print(network.lacking('netem'))"
 
 
+@pytest.mark.timeout(700)
 def test_netem() -> None:
     if not (here := network.lacking("netem")):
         pytest.skip("this kernel has netem: test_faults_network.py runs with it")
