@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Any
 
-from gpu_bench.report import head
+from gpu_bench.report import head, write
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKER = "--worker"
@@ -113,7 +113,7 @@ def main() -> None:
     }
     print(json.dumps(report, indent=1))
     if args.out:
-        (args.out / f"diloco-{args.platform}-{args.rows}.json").write_text(json.dumps(report, indent=1) + "\n")
+        write(args.out, f"diloco-{args.platform}-{args.rows}", report)
 
 
 if __name__ == "__main__":

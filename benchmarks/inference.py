@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any
 
-from gpu_bench.report import head
+from gpu_bench.report import head, write
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKER = "--worker"
@@ -153,7 +153,7 @@ def main() -> None:
     }
     print(json.dumps(report, indent=1))
     if args.out:
-        (args.out / f"inference-{args.platform}-{args.transport}.json").write_text(json.dumps(report, indent=1) + "\n")
+        write(args.out, f"inference-{args.platform}-{args.transport}", report)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
 //
 //   bazel run -c opt //xla_ffi/transport/tcp:options_speed [sockets]
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -19,6 +16,7 @@
 #include "xla_ffi/common/crc32c.h"
 #include "xla_ffi/device/host_space.h"
 #include "xla_ffi/transport/tcp/factory.h"
+#include "xla_ffi/transport/testing/tcp_pair.h"
 
 namespace hetccl::transport::tcp {
 namespace {
@@ -33,29 +31,13 @@ void Require(bool ok, const char* what) {
   std::exit(1);
 }
 
-std::pair<UniqueFd, UniqueFd> Connected() {
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  Require(::bind(listener.get(), any, size) == 0 && ::listen(listener.get(), 1) == 0 &&
-              ::getsockname(listener.get(), any, &size) == 0,
-          "listening");
-  UniqueFd client(::socket(AF_INET, SOCK_STREAM, 0));
-  Require(::connect(client.get(), any, size) == 0, "connecting");
-  UniqueFd server(::accept(listener.get(), nullptr, nullptr));
-  return {std::move(client), std::move(server)};
-}
-
 // A channel, and the bytes that go over it.
 class Channel {
  public:
   Channel(int sockets, const Options& options) : from_(kBytes, std::byte{42}), to_(kBytes) {
     std::vector<UniqueFd> left, right;
     for (int i = 0; i < sockets; ++i) {
-      auto [a, b] = Connected();
+      auto [a, b] = testing::LoopbackTcpPair();
       left.push_back(std::move(a));
       right.push_back(std::move(b));
     }

@@ -89,8 +89,8 @@ def cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[
                 or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4")
             ):
                 continue
-            whole = (both and not one_mode) or len(case.vma) == 1
-            modes = case.vma if whole else (case.vma[(number + place) % 2],)
+            turn = (number + place) % len(case.vma)
+            modes = case.vma if both and not one_mode else case.vma[turn : turn + 1]
             apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]
             found += [Cell(layout, transport, Run(case, vma, api)) for vma in modes for api in apis]
     return found

@@ -24,11 +24,12 @@ def run(*command: str, limit_s: int, inside: bool = True) -> subprocess.Complete
     )  # fmt: skip
 
 
-def check_tests(*arguments: str, limit_s: int, inside: bool = True) -> None:
-    """Runs pytest there: all must pass, and one at least."""
+def check_tests(*arguments: str, limit_s: int, inside: bool = True) -> str:
+    """Runs pytest there: all must pass, and one at least. Returns what it printed."""
     # -P: the package is where these tests found it, which need not be the source tree.
     pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:cacheprovider"]
     ran = run(*pytest_, *arguments, limit_s=limit_s, inside=inside)
     assert ran.returncode == 0, ran.stdout
     assert re.search(r"\d+ passed", ran.stdout), ran.stdout
     print(ran.stdout)
+    return ran.stdout

@@ -2,7 +2,6 @@
 #include "xla_ffi/transport/tcp/kernel_tls.h"
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -10,10 +9,12 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "xla_ffi/common/fd.h"
+#include "xla_ffi/transport/testing/tcp_pair.h"
 
 #if __has_include(<linux/tls.h>)
 #include <linux/tls.h>
@@ -50,18 +51,7 @@ class KernelTlsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!WhyNoKernelTls().empty()) GTEST_SKIP() << WhyNoKernelTls();
-    const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* any = reinterpret_cast<sockaddr*>(&address);
-    ASSERT_EQ(::bind(listener.get(), any, size), 0);
-    ASSERT_EQ(::listen(listener.get(), 1), 0);
-    ASSERT_EQ(::getsockname(listener.get(), any, &size), 0);
-    client_ = UniqueFd(::socket(AF_INET, SOCK_STREAM, 0));
-    ASSERT_EQ(::connect(client_.get(), any, size), 0);
-    server_ = UniqueFd(::accept(listener.get(), nullptr, nullptr));
+    std::tie(client_, server_) = testing::LoopbackTcpPair();
     ASSERT_TRUE(openssl::Load(&library_).ok());
   }
 

@@ -1,7 +1,6 @@
 #include "xla_ffi/transport/tcp/tls.h"
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -21,29 +20,15 @@
 #include "xla_ffi/device/host_space.h"
 #include "xla_ffi/transport/tcp/factory.h"
 #include "xla_ffi/transport/tcp/kernel_tls.h"
+#include "xla_ffi/transport/testing/tcp_pair.h"
 
 namespace hetccl::transport::tcp {
 namespace {
 
+using testing::LoopbackTcpPair;  // a unix socket has no names for errors
+
 const std::string kKey(kTlsKeyBytes, 'k');
 constexpr auto kPatience = std::chrono::seconds(20);
-
-// Over TCP, so that there are names.
-std::pair<UniqueFd, UniqueFd> Connected() {
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(::bind(listener.get(), any, size), 0);
-  EXPECT_EQ(::listen(listener.get(), 1), 0);
-  EXPECT_EQ(::getsockname(listener.get(), any, &size), 0);
-  UniqueFd client(::socket(AF_INET, SOCK_STREAM, 0));
-  EXPECT_EQ(::connect(client.get(), any, size), 0);
-  UniqueFd server(::accept(listener.get(), nullptr, nullptr));
-  return {std::move(client), std::move(server)};
-}
 
 // Closing it then makes the peer find an error instead of an end.
 void SetReset(int fd) {
@@ -164,8 +149,8 @@ std::string NameOf(By by) { return by == By::kKernel ? "Kernel" : "OpenSsl"; }
 class TlsChannel : public ::testing::Test {
  protected:
   explicit TlsChannel(By by) : by_(by) {
-    auto [from, relay_from] = Connected();
-    auto [to, relay_to] = Connected();
+    auto [from, relay_from] = LoopbackTcpPair();
+    auto [to, relay_to] = LoopbackTcpPair();
     from_.push_back(std::move(from));
     to_.push_back(std::move(to));
     relay_ = std::make_unique<Relay>(std::move(relay_from), std::move(relay_to));
@@ -196,7 +181,7 @@ class TlsChannel : public ::testing::Test {
 
   // The two ends of a connection without the channel and the relay.
   void MakeStreams(std::unique_ptr<Stream>* client, std::unique_ptr<Stream>* server) {
-    auto [from, to] = Connected();
+    auto [from, to] = LoopbackTcpPair();
     std::thread dialer([&, fd = std::move(from)]() mutable {
       sent_ = TlsStream(std::move(fd), Of(TlsRole::kClient), client);
     });
@@ -328,8 +313,8 @@ INSTANTIATE_TEST_SUITE_P(Bytes, TlsHead,
 
 TEST_P(Tls, AFlippedBitInAnAcknowledgementIsAnErrorOfBothSidesToo) {
   std::unique_ptr<Stream> client, server;
-  auto [from, relay_from] = Connected();
-  auto [relay_to, to] = Connected();
+  auto [from, relay_from] = LoopbackTcpPair();
+  auto [relay_to, to] = LoopbackTcpPair();
   Relay relay(std::move(relay_to), std::move(relay_from));  // looks at what the server sends
   std::thread dialer([&, fd = std::move(from)]() mutable {
     sent_ = TlsStream(std::move(fd), Of(TlsRole::kClient), &client);
@@ -480,7 +465,7 @@ TEST_P(Tls, AKeyOfAnotherSizeIsRefused) {
 
 TEST_P(Tls, APeerWithoutTlsIsRefused) {
   from_.clear();
-  auto [plain, ours] = Connected();
+  auto [plain, ours] = LoopbackTcpPair();
   const std::string header(200, 'H');
   ASSERT_EQ(::send(plain.get(), header.data(), header.size(), 0), 200);
   std::vector<UniqueFd> sockets;
@@ -491,7 +476,7 @@ TEST_P(Tls, APeerWithoutTlsIsRefused) {
 }
 
 TEST_P(Tls, ASilentPeerIsWaitedForNoLongerThanAsked) {
-  auto [silent, ours] = Connected();
+  auto [silent, ours] = LoopbackTcpPair();
   std::vector<UniqueFd> sockets;
   sockets.push_back(std::move(ours));
   Options options = With(kKey);
@@ -505,7 +490,7 @@ TEST_P(Tls, ASilentPeerIsWaitedForNoLongerThanAsked) {
 }
 
 TEST_P(Tls, AllSocketsTogetherAreWaitedForNoLongerThanAsked) {
-  auto [silent, second] = Connected();
+  auto [silent, second] = LoopbackTcpPair();
   Options options = With(kKey);
   options.tls_keys.push_back(kKey);
   options.patience = std::chrono::seconds(1);
@@ -535,7 +520,7 @@ TEST_P(Tls, NobodyWaitsForThePeersSlots) {
 }
 
 TEST_P(Tls, AResetInTheHandshakeStillNamesTheLink) {
-  auto [ours, theirs] = Connected();
+  auto [ours, theirs] = LoopbackTcpPair();
   std::thread peer([fd = std::move(theirs)]() mutable {
     char hello = 0;
     EXPECT_EQ(::recv(fd.get(), &hello, 1, 0), 1);
@@ -572,7 +557,7 @@ TEST_P(Tls, AResetBehindDataIsFoundByTheNextCall) {
 }
 
 TEST_P(Tls, EachSocketNeedsAKey) {
-  auto [more, unused] = Connected();
+  auto [more, unused] = LoopbackTcpPair();
   from_.push_back(std::move(more));
   const Status status = MakeSender(std::move(from_), space_, {}, With(kKey), &sender_);
   ASSERT_FALSE(status.ok());

@@ -1,6 +1,5 @@
 // What every transport must do, checked for all of them.
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,11 +21,13 @@
 #include "xla_ffi/transport/span_cursor.h"
 #include "xla_ffi/transport/tcp/factory.h"
 #include "xla_ffi/transport/testing/loopback.h"
+#include "xla_ffi/transport/testing/tcp_pair.h"
 
 namespace hetccl::transport {
 namespace {
 
 using testing::Faults;
+using testing::LoopbackTcpPair;
 using testing::Pair;
 
 device::Space& Host() {
@@ -40,21 +41,6 @@ std::pair<UniqueFd, UniqueFd> UnixPair() {
   int fds[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
-}
-
-std::pair<UniqueFd, UniqueFd> LoopbackTcpPair() {
-  UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(::listen(listener.get(), 1), 0);
-  EXPECT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  UniqueFd client(::socket(AF_INET, SOCK_STREAM, 0));
-  EXPECT_EQ(::connect(client.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  UniqueFd server(::accept(listener.get(), nullptr, nullptr));
-  return {std::move(client), std::move(server)};
 }
 
 Pair TcpPair(int sockets, std::pair<UniqueFd, UniqueFd> (*connect)(),
