@@ -13,16 +13,11 @@
 #include <vector>
 
 #include "xla_ffi/common/clock.h"
+#include "xla_ffi/common/test_status.h"
 #include "xla_ffi/device/driver/gpu.h"
 
 namespace hetccl::device {
 namespace {
-
-#define ASSERT_OK(expression)                                              \
-  do {                                                                     \
-    const Status status_ = (expression);                                   \
-    ASSERT_TRUE(status_.ok()) << #expression << ": " << status_.message(); \
-  } while (false)
 
 constexpr size_t kWords = 1 << 16;
 constexpr size_t kBytes = kWords * 4;

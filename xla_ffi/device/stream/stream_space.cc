@@ -127,7 +127,7 @@ Status StreamSpace::Open(const StreamSpaceOptions& options, std::shared_ptr<Stre
   }
   const Gpu* gpu = nullptr;
   if (Status status = driver->Open(options.ordinal, &gpu); !status.ok()) return status;
-  StreamSync sync;
+  StreamSync sync = StreamSync::kMemops;
   if (Status status = Choose(options.sync, *gpu, &sync); !status.ok()) return status;
   Registry& registry = Spaces();
   std::lock_guard<std::mutex> lock(registry.mutex);

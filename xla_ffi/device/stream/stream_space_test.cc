@@ -9,17 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "xla_ffi/common/test_status.h"
 #include "xla_ffi/device/stream/test_end.h"
 #include "xla_ffi/device/twin/control.h"
 
 namespace hetccl::device {
 namespace {
-
-#define EXPECT_OK(expression)                                              \
-  do {                                                                     \
-    const ::hetccl::Status status_ = (expression);                         \
-    EXPECT_TRUE(status_.ok()) << #expression << ": " << status_.message(); \
-  } while (false)
 
 class StreamSpaceTest : public ::testing::TestWithParam<Vendor> {
  protected:

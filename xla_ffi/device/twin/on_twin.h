@@ -11,17 +11,12 @@
 #include <vector>
 
 #include "xla_ffi/common/clock.h"
+#include "xla_ffi/common/test_status.h"
 #include "xla_ffi/device/driver/driver.h"
 #include "xla_ffi/device/driver/gpu.h"
 #include "xla_ffi/device/twin/control.h"
 
 namespace hetccl::twin {
-
-#define ASSERT_OK(expression)                                              \
-  do {                                                                     \
-    const ::hetccl::Status status_ = (expression);                         \
-    ASSERT_TRUE(status_.ok()) << #expression << ": " << status_.message(); \
-  } while (false)
 
 class OnTwin : public testing::TestWithParam<device::Vendor> {
  protected:

@@ -9,7 +9,7 @@ namespace hetccl::transport::rdma {
 namespace {
 
 // Credits, grants, and a word that slots are to be used.
-constexpr uint32_t kWrites = 64;
+constexpr uint32_t kReceiverWrites = 64;
 // Two for a run of grants that wraps around, one for a credit, one to say that slots are used.
 constexpr size_t kKeptRoom = 4;
 // A credit for each slot would be a packet for each; fewer than this many slots wait for one.
@@ -32,7 +32,7 @@ Status RdmaReceiver::Allocate(device::Space& space, const Staging& staging, Endp
   space_ = &space;
   slot_bytes_ = addressable_ ? std::min(staging.slot_bytes, kHostSlotBytes) : staging.slot_bytes;
   const auto slots = static_cast<uint32_t>(staging.slots);
-  if (Status status = line_.Open({kWrites, slots + kGrants + 1}, mine); !status.ok()) {
+  if (Status status = line_.Open({kReceiverWrites, slots + kGrants + 1}, mine); !status.ok()) {
     return status;
   }
   const size_t bytes = slot_bytes_ * slots;

@@ -9,7 +9,7 @@
 namespace hetccl::transport::rdma {
 namespace {
 
-constexpr uint32_t kWrites = 128;
+constexpr uint32_t kSenderWrites = 128;
 // A payload of many spans has many writes for each grant, which must not fill the queue.
 constexpr uint32_t kTellEvery = 16;
 // One step gives the NIC no more, so that other channels of the thread get their turn.
@@ -35,7 +35,7 @@ Status RdmaSender::Open(device::Space& space, const Staging& staging) {
 Status RdmaSender::Allocate(device::Space& space, const Staging& staging, EndpointRecord* mine) {
   mine->slots = static_cast<uint32_t>(staging.slots);
   const uint32_t receives = static_cast<uint32_t>(2 * staging.slots) + kGrants + 2;
-  Status status = line_.Open({kWrites, receives}, mine);
+  Status status = line_.Open({kSenderWrites, receives}, mine);
   if (!status.ok()) return status;
   status = line_.device()->Register(&board_, sizeof(board_),
                                     abi::kAccessLocalWrite | abi::kAccessRemoteWrite,

@@ -16,7 +16,6 @@ namespace {
 using kernel::CryptoInfo;
 using openssl::Library;
 
-constexpr size_t kRecordBytes = 16 * 1024;  // the most that one holds
 constexpr unsigned char kAlertRecord = 21;
 constexpr unsigned char kHandshakeRecord = 22;
 // A key_update without a request for one of the peer (RFC 8446, 4.6.3).
@@ -84,7 +83,7 @@ Moved KernelTls::Send(const iovec* pieces, int count) {
   }
   const Moved sent = SendPieces(fd_, pieces, count);
   // Rather too many: a call's last record is short.
-  if (sent.how == Moved::How::kSome) records_ += sent.bytes / kRecordBytes + 1;
+  if (sent.how == Moved::How::kSome) records_ += sent.bytes / kTlsRecordBytes + 1;
   return sent;
 }
 

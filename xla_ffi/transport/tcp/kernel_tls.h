@@ -43,6 +43,9 @@ struct CryptoInfo {
 
 }  // namespace kernel
 
+// The most that a record holds (RFC 8446, 5.1).
+inline constexpr size_t kTlsRecordBytes = 16 * 1024;
+
 // What a record says that is no data (RFC 8446, 6).
 enum class Alert : unsigned char { kCloseNotify = 0, kBadRecordMac = 20 };
 

@@ -19,6 +19,8 @@ inline constexpr size_t kStripeAbove = 256 * 1024;
 inline constexpr size_t kAcknowledgeAbove = 64 * 1024;
 // One step moves at most this much per socket, so that channels of one proxy thread share it.
 inline constexpr size_t kStepBytes = 1 << 20;
+// In so many pieces at most.
+inline constexpr int kMaxPieces = 16;
 
 // Bytes that go the other way on the first socket.
 inline constexpr char kAcknowledge = 'A';

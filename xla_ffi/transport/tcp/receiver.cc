@@ -10,7 +10,6 @@ namespace hetccl::transport::tcp {
 namespace {
 
 constexpr size_t kStagingBytes = 16 * 1024;
-constexpr int kMaxPieces = 16;
 
 }  // namespace
 

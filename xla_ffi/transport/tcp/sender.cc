@@ -6,11 +6,6 @@
 #include "xla_ffi/transport/tcp/lanes.h"
 
 namespace hetccl::transport::tcp {
-namespace {
-
-constexpr int kMaxPieces = 16;
-
-}  // namespace
 
 TcpSender::TcpSender(std::vector<std::unique_ptr<Stream>> streams,
                      std::vector<std::unique_ptr<SendWindow>> windows, bool checksum)

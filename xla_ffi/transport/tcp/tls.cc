@@ -23,8 +23,7 @@ using openssl::Library;
 using openssl::Session;
 using openssl::Ssl;
 
-constexpr size_t kRecordBytes = 16 * 1024;  // the most that TLS allows
-constexpr size_t kReadAhead = 256 * 1024;   // of the socket at once, instead of each record in two
+constexpr size_t kReadAhead = 256 * 1024;  // of the socket at once, instead of each record in two
 constexpr char kCipherName[] = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char kCipher[2] = {0x13, 0x01};
 constexpr unsigned char kIdentity[] = "hetccl channel";
@@ -198,7 +197,7 @@ Status Tls::Prepare() {
   library_.set_ex_data(ssl_, kAppData, this);
   options_.role == TlsRole::kClient ? library_.set_connect_state(ssl_)
                                     : library_.set_accept_state(ssl_);
-  record_.resize(kRecordBytes);
+  record_.resize(kTlsRecordBytes);
   return Status();
 }
 
@@ -287,11 +286,11 @@ Moved Tls::Send(const iovec* pieces, int count) {
   }
   if (count == 0) return {};
   const void* data = pieces->iov_base;
-  size_t bytes = std::min(pieces->iov_len, kRecordBytes);
-  if (count > 1 && bytes < kRecordBytes) {  // a record for each small piece would be slow
+  size_t bytes = std::min(pieces->iov_len, kTlsRecordBytes);
+  if (count > 1 && bytes < kTlsRecordBytes) {  // a record for each small piece would be slow
     bytes = 0;
-    for (int i = 0; i < count && bytes < kRecordBytes; ++i) {
-      const size_t part = std::min(pieces[i].iov_len, kRecordBytes - bytes);
+    for (int i = 0; i < count && bytes < kTlsRecordBytes; ++i) {
+      const size_t part = std::min(pieces[i].iov_len, kTlsRecordBytes - bytes);
       std::memcpy(record_.data() + bytes, pieces[i].iov_base, part);
       bytes += part;
     }

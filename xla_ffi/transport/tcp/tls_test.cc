@@ -243,7 +243,7 @@ class Tls : public TlsChannel, public ::testing::WithParamInterface<By> {
 INSTANTIATE_TEST_SUITE_P(By, Tls, ::testing::Values(By::kOpenSsl, By::kKernel),
                          [](const auto& info) { return NameOf(info.param); });
 
-std::string Pattern(size_t bytes) {
+std::string Text(size_t bytes) {
   std::string pattern;
   for (size_t i = 0; pattern.size() < bytes; ++i) pattern += "gradient " + std::to_string(i) + ";";
   return pattern.substr(0, bytes);
@@ -253,7 +253,7 @@ TEST_P(Tls, NothingOfAMessageIsOnTheWire) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok()) << sent_.message();
   ASSERT_TRUE(received_.ok()) << received_.message();
-  const std::string payload = Pattern(300000);
+  const std::string payload = Text(300000);
   std::string got;
   Move(payload, &got);
   EXPECT_TRUE(done_ && got == payload);
@@ -268,7 +268,7 @@ TEST_P(Tls, AFlippedBitIsAnErrorOfBothSidesThatNamesTheLink) {
   ASSERT_TRUE(sent_.ok() && received_.ok());
   relay_->set_change([](std::string* bytes) { (*bytes)[bytes->size() / 2] ^= 4; });
   std::string got;
-  Move(Pattern(100), &got);
+  Move(Text(100), &got);
   ASSERT_FALSE(received_.ok());
   EXPECT_EQ(received_.kind(), ErrorKind::kCorrupt);
   for (const char* part : {"stripe 1 of 1", "127.0.0.1:", "bad record mac"}) {
@@ -293,7 +293,7 @@ TEST_P(TlsHead, AFlippedBitInARecordsHeadIsAnErrorOfBothSidesToo) {
   ASSERT_TRUE(sent_.ok() && received_.ok());
   relay_->set_change([](std::string* bytes) { (*bytes)[std::get<size_t>(GetParam())] ^= 0x44; });
   std::string got;
-  Move(Pattern(100), &got);
+  Move(Text(100), &got);
   ASSERT_FALSE(received_.ok());
   EXPECT_EQ(received_.kind(), ErrorKind::kCorrupt);
   EXPECT_NE(received_.message().find("stripe 1 of 1"), std::string::npos) << received_.message();
@@ -338,7 +338,7 @@ TEST_P(Tls, KeysAreRenewedUnderWay) {
   Make(kKey, kKey);
   ASSERT_TRUE(sent_.ok() && received_.ok()) << sent_.message() << received_.message();
   for (const size_t bytes : {10, 100000, 1, 1000000, 50}) {
-    const std::string payload = Pattern(bytes);
+    const std::string payload = Text(bytes);
     std::string got;
     Move(payload, &got);
     ASSERT_TRUE(done_ && got == payload) << bytes << sent_.message() << received_.message();
@@ -350,7 +350,7 @@ TEST_P(Tls, AFullSocketDelaysDataAndKeys) {
   records_per_key_ = 2;
   std::unique_ptr<Stream> client, server;
   ASSERT_NO_FATAL_FAILURE(MakeStreams(&client, &server));
-  const std::string text = Pattern(16 << 20);
+  const std::string text = Text(16 << 20);
   std::string got(text.size(), 0);
   size_t sent = 0, received = 0;
   int full = 0;
@@ -376,7 +376,7 @@ TEST_P(Tls, AFullSocketDelaysDataAndKeys) {
 // Fills a socket with room for about so many bytes, ends it, and lets the other end read it all.
 void FillAndEnd(Stream* client, Stream* server, int room) {
   ASSERT_EQ(::setsockopt(client->fd(), SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
-  const std::string text = Pattern(1 << 20);
+  const std::string text = Text(1 << 20);
   size_t sent = 0, received = 0;
   while (true) {
     const size_t at = sent % text.size();
@@ -437,8 +437,8 @@ TEST_P(Tls, RepeatedBytesAreAnError) {
   ASSERT_TRUE(sent_.ok() && received_.ok());
   std::string got;
   relay_->set_change([](std::string* bytes) { *bytes += *bytes; });
-  Move(Pattern(100), &got);
-  if (received_.ok()) Move(Pattern(100), &got);
+  Move(Text(100), &got);
+  if (received_.ok()) Move(Text(100), &got);
   ASSERT_FALSE(received_.ok());
   EXPECT_EQ(received_.kind(), ErrorKind::kCorrupt);
 }

@@ -10,8 +10,8 @@ namespace {
 
 // The client's of RFC 8448, 3: "Derive write traffic keys for application data".
 const std::string kSecret = "9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5";
-const std::string kKey = "17422dda596ed5d9acd890e3c63f5051";
-const std::string kIv = "5b78923dee08579033e523d9";
+const std::string kWriteKey = "17422dda596ed5d9acd890e3c63f5051";
+const std::string kWriteIv = "5b78923dee08579033e523d9";
 // Of the secret behind it, which no RFC has; made with the HKDFExpand of pyca/cryptography.
 const std::string kNextKey = "3879d82f5f14056e623f2ce5bfc66fce";
 const std::string kNextIv = "5dfb2c5938c3379b6cc5d1f2";
@@ -41,8 +41,8 @@ TEST_F(Traffic, KeysAreThoseOfTheRfc) {
   ASSERT_TRUE(secret.known());
   TrafficKey key;
   ASSERT_TRUE(secret.Derive(*library_, &key));
-  EXPECT_EQ(Hex(key.key, sizeof(key.key)), kKey);
-  EXPECT_EQ(Hex(key.iv, sizeof(key.iv)), kIv);
+  EXPECT_EQ(Hex(key.key, sizeof(key.key)), kWriteKey);
+  EXPECT_EQ(Hex(key.iv, sizeof(key.iv)), kWriteIv);
   ASSERT_TRUE(secret.Advance(*library_));
   ASSERT_TRUE(secret.Derive(*library_, &key));
   EXPECT_EQ(Hex(key.key, sizeof(key.key)), kNextKey);
@@ -67,8 +67,8 @@ TEST_F(Traffic, ASecretHasOneOwner) {
   TrafficKey of_owner, of_other;
   ASSERT_TRUE(owner.Derive(*library_, &of_owner));
   ASSERT_TRUE(secret.Derive(*library_, &of_other));
-  EXPECT_EQ(Hex(of_owner.key, sizeof(of_owner.key)), kKey);
-  EXPECT_NE(Hex(of_other.key, sizeof(of_other.key)), kKey) << "its bytes are still there";
+  EXPECT_EQ(Hex(of_owner.key, sizeof(of_owner.key)), kWriteKey);
+  EXPECT_NE(Hex(of_other.key, sizeof(of_other.key)), kWriteKey) << "its bytes are still there";
 }
 
 }  // namespace

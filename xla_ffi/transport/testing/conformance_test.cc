@@ -198,6 +198,11 @@ class Conformance : public ::testing::TestWithParam<Transport> {
     return bytes;
   }
 
+  // Vectors of std::byte compare byte by byte, which was half of the time under ThreadSanitizer.
+  static bool Same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+  }
+
   // Sends until done, as a proxy thread would.
   void SendAll(uint64_t number, const std::vector<std::byte>& bytes) {
     pair_.sender->Begin(Header(number, bytes.size()), {{bytes.data(), bytes.size()}});
@@ -308,7 +313,7 @@ TEST_P(Conformance, MovesMessagesOfAllSizesInOrder) {
   });
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] <= GetParam().large) {
-      EXPECT_TRUE(Receive(i, sizes[i]) == Bytes(sizes[i], i)) << "size " << sizes[i];
+      EXPECT_TRUE(Same(Receive(i, sizes[i]), Bytes(sizes[i], i))) << "size " << sizes[i];
     }
   }
   sender.join();
@@ -338,7 +343,7 @@ TEST_P(Conformance, MovesOneMessageOnOneThread) {
   }
   EXPECT_TRUE(out.done);
   EXPECT_TRUE(in.done);
-  EXPECT_TRUE(sent == received);
+  EXPECT_TRUE(Same(sent, received));
 }
 
 TEST_P(Conformance, GathersAndScattersSpans) {
@@ -361,7 +366,7 @@ TEST_P(Conformance, GathersAndScattersSpans) {
   });
   ReceiveInto(0, in);
   sender.join();
-  EXPECT_TRUE(received == bytes);
+  EXPECT_TRUE(Same(received, bytes));
 }
 
 TEST_P(Conformance, MessageWaitsUntilItIsAccepted) {
@@ -397,7 +402,7 @@ TEST_P(Conformance, MessageWaitsUntilItIsAccepted) {
     }
     ASSERT_TRUE(pair_.receiver->Step(&in).ok());
   }
-  EXPECT_TRUE(received == bytes);
+  EXPECT_TRUE(Same(received, bytes));
 }
 
 TEST_P(Conformance, NoticesTheLossOfTheReceiver) {
@@ -438,7 +443,7 @@ TEST_P(Conformance, SenderSaysGoodbyeAfterItsMessages) {
   while (!pair_.sender->Drained() && Clock::now() < deadline) std::this_thread::yield();
   EXPECT_TRUE(pair_.sender->Drained());
   pair_.sender.reset();
-  EXPECT_TRUE(Receive(0, 2000) == bytes);
+  EXPECT_TRUE(Same(Receive(0, 2000), bytes));
   EXPECT_EQ(ReceiverNotices(), PeerState::kGoodbye);
 }
 
@@ -468,7 +473,7 @@ TEST_P(Conformance, SleepersAreWoken) {
       if (!pair_.receiver->ArmDoorbell()) SleepOn(pair_.receiver->poll_fds());
       pair_.receiver->OnReady();
     }
-    EXPECT_TRUE(Receive(i, 5000) == Bytes(5000, i));
+    EXPECT_TRUE(Same(Receive(i, 5000), Bytes(5000, i)));
   }
   sender.join();
 }
