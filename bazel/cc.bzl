@@ -1,9 +1,9 @@
 """C++ libraries and tests, compiled file by file or a package at a time.
 
 Most of the compiler's time goes into headers. By default each file is compiled by itself, which also shows whether it
-includes what it needs. With --define=together=true (--config=asan and tsan have it) all files of a library are one translation
+includes what it needs. With --config=together (asan and tsan have it, and CI) all files of a library are one translation
 unit, as in the wheel, and all tests of a package are one, in one program with as many shards as the tests alone would have:
-a quarter of the time. What that asks of the code: names in the unnamed namespaces of a package are given once.
+half of the time. What that asks of the code: names in the unnamed namespaces of a package are given once.
 """
 
 _TOGETHER = "//bazel:together"

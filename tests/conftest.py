@@ -9,6 +9,7 @@ import gc
 from collections.abc import Iterator
 
 import hypothesis
+import jax
 import pytest
 
 import cases
@@ -19,6 +20,8 @@ from harness.pool import Pool
 from harness.pythons import other_pythons
 
 cases.load()
+# What this process runs itself is on CPU devices, also on a machine with GPUs; workers have platforms of their own.
+jax.config.update("jax_platforms", "cpu")
 other_pythons()  # takes its variable out of the environment before any test runs
 hypothesis.settings.register_profile("short", max_examples=25, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("soak", max_examples=400, deadline=None, print_blob=True)

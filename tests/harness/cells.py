@@ -16,7 +16,7 @@ from harness.pool import Pool, Run
 # meshes put other axes beside it get a world of their own.
 _FIRST = ("2/1", "shm")
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
-    _FIRST: ("!core", "refuse", "conform", "!turn"),
+    _FIRST: ("!core", "refuse", "!conform", "!turn"),
     ("2/2", "tcp"): ("!conform",),
     ("2/1", "tcp"): ("!wire", "smoke", "!order"),
     ("1/1", "shm"): ("smoke",),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the C++ tests that need two RDMA ports, where those are: on a machine with two, or in a kernel with rxe0 and rxe1.
 #
-#   bazel build --config=plain //xla_ffi/transport/...
+#   bazel build --config=plain --config=together //xla_ffi/transport/...
 #   tests/rdma/native.sh "$(bazel info bazel-bin)" [--gtest_...]
 #
 # HETCCL_TEST_LINK_DOWN and _UP: commands that take the second port's link down and up; by default those for vethB if it
@@ -19,8 +19,5 @@ run() {
   (cd "$binary.runfiles/jax_hetccl" && LD_PRELOAD=${HETCCL_TEST_DMABUF_SHIM:-} "$binary" "$@") || failed=1
 }
 run testing/conformance_test --gtest_filter='*rdma*' "$@"
-run rdma/fault_test "$@"
-run rdma/memory_test "$@"
-run rdma/end_test "$@"
-run rdma/device_slots_test "$@"
+run rdma/tests_together "$@"
 exit $failed
