@@ -2,7 +2,7 @@
 
 Most of the compiler's time goes into headers. By default each file is compiled by itself, which also shows whether it
 includes what it needs. With --config=together (asan and tsan have it, and CI) all files of a library are one translation
-unit, as in the wheel, and all tests of a package are one, in one program with as many shards as the tests alone would have:
+unit, about as in the wheel, and all tests of a package are one, in one program with as many shards as the tests alone would have:
 half of the time. What that asks of the code: names in the unnamed namespaces of a package are given once.
 """
 
@@ -19,7 +19,7 @@ def _unit(name, sources, testonly):
         visibility = ["//visibility:private"],
     )
 
-def hetccl_library(name, srcs, testonly = False, **kwargs):
+def hetccl_library(name, srcs, testonly = None, **kwargs):
     """A cc_library.
 
     Args:
@@ -45,10 +45,10 @@ def hetccl_library(name, srcs, testonly = False, **kwargs):
         **kwargs
     )
 
-def hetccl_tests(srcs, deps, headers = [], shards = {}, size = "small"):
+def hetccl_tests(srcs, deps, headers = [], shards = {}, size = "small", alone = []):
     """One test for each of srcs, or one for all.
 
-    Which of the two exists for --config=asan and which for all else is a matter of tags, see .bazelrc.
+    Both exist; which of the two is built is a matter of tags, see .bazelrc.
 
     Args:
       srcs: *_test.cc.
@@ -56,29 +56,31 @@ def hetccl_tests(srcs, deps, headers = [], shards = {}, size = "small"):
       headers: of the tests' own.
       shards: in how many processes a test runs, by source, if not in one.
       size: of each test.
+      alone: those of srcs that need a process that nothing else has run in.
     """
-    if not srcs:
-        return
     for source in srcs:
         native.cc_test(
             name = source[:-len(".cc")],
             size = size,
             srcs = [source] + headers,
             shard_count = shards.get(source, 1),
-            tags = ["apart"],
+            tags = [] if source in alone else ["apart"],
             deps = deps + ["@googletest//:gtest_main"],
         )
-    _unit("tests_together_test", srcs, True)
+    together = [source for source in srcs if source not in alone]
+    if not together:
+        return
+    _unit("tests_together_test", together, True)
 
     # What a test includes as text can only come from a library.
     native.cc_library(
         name = "tests_together_sources",
         testonly = True,
-        textual_hdrs = srcs,
+        textual_hdrs = together,
         visibility = ["//visibility:private"],
     )
     processes = 0
-    for source in srcs:
+    for source in together:
         processes += shards.get(source, 1)
     native.cc_test(
         name = "tests_together",

@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--one-mode",
         action="store_true",
-        help="of the table of cases run each in one check_vma mode only, the two modes in turn",
+        help="of the table of cases run each in one check_vma mode only, the two modes in turn, and not the one that is run without",
     )
 
 

@@ -12,7 +12,7 @@ from harness.pool import Pool, Run
 
 # (layout, transport) -> tags or modules of cases it takes; "!" marks those of which it takes only one check_vma mode of
 # each case, the two modes in turn, and every other world the other one. Two clusters over shared memory carry
-# everything; the others carry what depends on what they differ in. An axis has one size in a world, so cases whose
+# every case; the others carry what depends on what they differ in. An axis has one size in a world, so cases whose
 # meshes put other axes beside it get a world of their own.
 _FIRST = ("2/1", "shm")
 WORLDS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -78,7 +78,8 @@ def _takes(tags: tuple[str, ...], case: Case, soak: bool) -> tuple[bool, bool]:
 
 
 def cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[Cell]:
-    """The cells of these modules of cases. `one_mode`: no case in both check_vma modes."""
+    """The cells of these modules of cases. `one_mode`: no case in both check_vma modes, and the other
+    one where a world takes only one anyway."""
     found = []
     for place, ((layout, transport), tags) in enumerate(worlds().items()):
         for number, case in enumerate(module(*modules)):
@@ -89,7 +90,7 @@ def cells(modules: tuple[str, ...], soak: bool, one_mode: bool = False) -> list[
                 or (_NEEDS_EVEN_PAIRS & set(case.mesh.axes) and layout != "4/4")
             ):
                 continue
-            turn = (number + place) % len(case.vma)
+            turn = (number + place + one_mode) % len(case.vma)
             modes = case.vma if both and not one_mode else case.vma[turn : turn + 1]
             apis = case.api if soak or (layout, transport) == _FIRST or "mesh" in case.tags else case.api[:1]
             found += [Cell(layout, transport, Run(case, vma, api)) for vma in modes for api in apis]

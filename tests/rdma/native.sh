@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the C++ tests that need two RDMA ports, where those are: on a machine with two, or in a kernel with rxe0 and rxe1.
+# Runs the C++ tests of RDMA, some of which need two ports, where those are: on a machine with two, or in a kernel with rxe0 and rxe1.
 #
 #   bazel build --config=plain --config=together //xla_ffi/transport/...
 #   tests/rdma/native.sh "$(bazel info bazel-bin)" [--gtest_...]

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "xla_ffi/common/test_status.h"
 #include "xla_ffi/device/stream/stream_space.h"
 #include "xla_ffi/device/stream/test_end.h"
 #include "xla_ffi/device/twin/control.h"
@@ -19,12 +20,6 @@
 #include "xla_ffi/exchange/test_world.h"
 
 namespace hetccl {
-
-#define EXPECT_OK(expression)                                              \
-  do {                                                                     \
-    const ::hetccl::Status status_ = (expression);                         \
-    EXPECT_TRUE(status_.ok()) << #expression << ": " << status_.message(); \
-  } while (false)
 
 // What a program on a device does: one stream, buffers in device memory, start, done. Not
 // thread-safe: used by the test's thread, as XLA would use one of its own.
