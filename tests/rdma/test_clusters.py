@@ -140,7 +140,8 @@ def test_two_clusters(job: Job) -> None:
     lost = said()
     for fact in lost:
         assert fact["error"] != "none" and fact["seconds"] < 8, fact
-        assert "rxe0" in fact["agreed"], "the first error is of the end that saw it, and everybody has it"
+        # Both send, so either end may be the first to miss the other's acknowledgement.
+        assert "rxe0" in fact["agreed"] or "rxe1" in fact["agreed"], fact["agreed"]
     assert lost[0]["agreed"] == lost[1]["agreed"]
     for name, fact in zip(names, said(), strict=True):
         assert fact["phase"] == "without the link" and fact["fine"] == [True, True], fact
